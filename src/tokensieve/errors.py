@@ -1,0 +1,24 @@
+"""Errors that a user can mend: one line that says what came, what is allowed and what to type instead."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in the input. The command line prints it in one line and exits with 2."""
+
+
+class Uncuttable(UserError):
+    """The plan is fine, but this model has no place where it could be carried out."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """A hint to append to a message: the nearest allowed word, or nothing."""
+    near = difflib.get_close_matches(word, list(options), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
