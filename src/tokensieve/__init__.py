@@ -1,0 +1,48 @@
+"""tokensieve keeps the vision tokens that matter.
+
+    handle = tokensieve.apply(model, "anchor@6(k=10,m=50,alpha=0.5)")
+    features = model.encode_image(images)
+    print(handle.ledger)
+    handle.remove()
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {  # public name -> the module it lives in, imported when first asked for
+    "apply": "handle",
+    "Handle": "handle",
+    "Plan": "plan",
+    "Budget": "plan",
+    "View": "core",
+    "Reduction": "core",
+    "method": "methods",
+    "list_methods": "methods",
+    "UserError": "errors",
+    "Uncuttable": "errors",
+    "select_anchor_tokens": "selection",
+    "compute_importance_scores": "selection",
+    "compute_diversity_scores": "selection",
+    "select_tokens_with_scoring": "selection",
+    "apply_token_selection": "selection",
+    "PrunedVisionEncoder": "selection",
+    "apply_pruning_to_model": "selection",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tokensieve' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tokensieve.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

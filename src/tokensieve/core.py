@@ -1,0 +1,134 @@
+"""What a method sees (View) and what it answers (Reduction)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokensieve.scoring import Attention, noise
+
+
+@dataclass
+class View:
+    """All that a method may see of the tokens at one cut. Prefix tokens (CLS, registers) are not among the tokens."""
+
+    tokens: Tensor  # (B, N, D), the patches that arrived here, in raster order
+    prefix: Tensor  # (B, P, D)
+    grid: tuple[int, int] | None  # (h, w) while every patch is still in its place, else None
+    attention: Attention | None = None  # of the block that was just run, where the method says it needs it
+    sizes: Tensor | None = None  # (B, N), how many patches each token stands for; None: one each
+    samples: Tensor | None = None  # (B,), the number of each image within the run
+    seed: int = 0
+    context: Mapping[str, Any] = field(default_factory=dict)  # question, class names, other modalities ...
+
+    @property
+    def n(self) -> int:
+        return self.tokens.shape[1]
+
+    def noise(self) -> Tensor:
+        """Uniform numbers, (B, N), the same for an image in whatever batch it comes."""
+        samples = self.samples
+        if samples is None:
+            samples = torch.arange(self.tokens.shape[0], device=self.tokens.device)
+        return noise(samples, self.n, self.seed)
+
+    def size(self) -> Tensor:
+        """Sizes as numbers, (B, N) float32, ones where nothing was merged yet."""
+        if self.sizes is not None:
+            return self.sizes
+        return torch.ones(self.tokens.shape[:2], device=self.tokens.device)
+
+
+@dataclass
+class Reduction:
+    """Which tokens, or which mixtures of tokens, go on.
+
+    index names for every output token the input token that stands for it. Without weight the reduction is a gather of
+    index; with weight (B, K, N) it is a matrix product, and index is what to draw. Either way apply() carries any
+    (B, N, ...) tensor through the same decision.
+    """
+
+    index: Tensor  # (B, K), ascending where it is a selection
+    n: int
+    weight: Tensor | None = None  # (B, K, N)
+    sizes: Tensor | None = None  # (B, K), patches each output token stands for; None: as many as its index stood for
+    scores: Tensor | None = None  # (B, N), what the choice was made by
+    gate: Tensor | None = None  # (B, K), 1 forward, the scores' gradient backward: straight-through training
+
+    @classmethod
+    def keep(cls, index: Tensor, n: int, scores: Tensor | None = None, gate: Tensor | None = None) -> Reduction:
+        """Selection: the chosen tokens go on as they are, in raster order."""
+        index, order = index.sort(dim=-1)
+        return cls(index=index, n=n, scores=scores, gate=None if gate is None else gate.gather(1, order))
+
+    @classmethod
+    def merge(cls, groups: Tensor, index: Tensor, sizes: Tensor, scores: Tensor | None = None) -> Reduction:
+        """Merging: the size-weighted mean of each group goes on.
+
+        groups (B, N): the output token each input token joins, -1 for none; index (B, K): who stands for each group;
+        sizes (B, N): how many patches each input token stands for.
+        """
+        k, n = index.shape[1], groups.shape[1]
+        joined = sizes * (groups >= 0)  # (B, N)
+        weight = sizes.new_zeros((groups.shape[0], k, n))
+        weight.scatter_(1, groups.clamp_min(0)[:, None], joined[:, None])
+        mass = weight.sum(-1)  # (B, K)
+        return cls(index=index, n=n, weight=weight / mass[..., None], sizes=mass, scores=scores)
+
+    @property
+    def k(self) -> int:
+        return self.index.shape[1]
+
+    @property
+    def groups(self) -> Tensor:
+        """The output token each input token went to, -1 where it was dropped: (B, N)."""
+        if self.weight is not None:
+            share, where = self.weight.max(dim=1)
+            return where.masked_fill(share <= 0, -1)
+        places = torch.arange(self.k, device=self.index.device).expand_as(self.index)
+        return self.index.new_full((self.index.shape[0], self.n), -1).scatter_(1, self.index, places)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """(B, N, ...) -> (B, K, ...)."""
+        flat = x.reshape(x.shape[0], self.n, -1)  # (B, N, F)
+        if self.weight is not None:
+            out = (self.weight @ flat.float()).to(x.dtype)  # means in fp32: bf16 weights do not add up to 1
+        else:
+            out = flat.gather(1, self.index[..., None].expand(-1, -1, flat.shape[2]))
+        if self.gate is not None:
+            out = out * self.gate[..., None].to(x.dtype)
+        return out.reshape(x.shape[0], self.k, *x.shape[2:])
+
+    def zero_fill(self, x: Tensor) -> Tensor:
+        """The length stays: output tokens stand where their index was, every other position is 0. (B, N, ...) -> same."""
+        index = self.index.reshape(self.index.shape + (1,) * (x.dim() - 2)).expand(-1, -1, *x.shape[2:])
+        return torch.zeros_like(x).scatter(1, index, self.apply(x))
+
+    def carry_sizes(self, sizes: Tensor | None) -> Tensor | None:
+        """The sizes after this reduction of tokens that had these sizes before it; None means one each."""
+        if self.sizes is not None:
+            return self.sizes
+        return None if sizes is None else sizes.gather(1, self.index)
+
+    def as_weight(self) -> Tensor:
+        """The reduction as a matrix (B, K, N), its gate included, whichever form it has."""
+        rows = self.weight
+        if rows is None:
+            rows = torch.zeros((*self.index.shape, self.n), device=self.index.device)
+            rows = rows.scatter(2, self.index[..., None], 1.0)
+        return rows if self.gate is None else rows * self.gate[..., None]
+
+    def then(self, other: Reduction) -> Reduction:
+        """This reduction and then another, as one from the first's input to the second's output."""
+        plain = all(part.weight is None and part.gate is None for part in (self, other))
+        return Reduction(
+            index=self.index.gather(1, other.index),
+            n=self.n,
+            weight=None if plain else other.as_weight() @ self.as_weight(),
+            sizes=other.carry_sizes(self.sizes),
+            scores=self.scores,
+        )

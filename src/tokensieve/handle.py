@@ -1,0 +1,275 @@
+"""apply(model, plan): the stock model runs on fewer tokens until the handle is removed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokensieve.core import Reduction, View
+from tokensieve.errors import Uncuttable, UserError
+from tokensieve.models import Block, Tower, Undo, open_tower
+from tokensieve.patching import replace
+from tokensieve.plan import Plan, Step
+from tokensieve.rest import settle
+from tokensieve.scoring import Attention
+
+
+class PlanWarning(UserWarning):
+    """The plan can be carried out, but does not do what its text suggests."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the ledger: patch tokens in and out at one cut."""
+
+    layer: str
+    tokens_in: int
+    tokens_out: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A step at one place of a given tower."""
+
+    step: Step
+    layer: int  # blocks that have run, or for part attn the block inside which it stands
+    part: str  # "block", "attn" or "out"
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return {"block": f"{self.layer}", "attn": f"{self.layer}.attn", "out": "out"}[self.part]
+
+
+@dataclass
+class Pass:
+    """What one forward pass has done so far."""
+
+    samples: Tensor  # (B,)
+    sizes: Tensor | None = None  # (B, N now)
+    bias: Tensor | None = None  # (B, 1, 1, P + N now), log of the sizes
+    ledger: list[Row] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
+
+
+class Handle:
+    """What apply returns: attached to the model until removed; a context manager."""
+
+    def __init__(self, model: nn.Module, plan: Plan, seed: int, context: Mapping[str, Any]) -> None:
+        self.plan = plan
+        self.context = context
+        self.notes: list[str] = []
+        self._model = model
+        self._undo: list[Undo] = []
+        self._seen = 0  # images so far, so that random choices do not depend on batches
+        self._pass: Pass | None = None
+        self._tower: Tower | None = None
+        self._cuts: list[Cut] = []
+        if not plan.is_identity:
+            self._tower = open_tower(model)
+            self._cuts = place(plan, self._tower, seed)
+            self.notes = foresee(self._cuts, self._tower)
+
+    # --- on and off ---------------------------------------------------------------------------------------------
+
+    def attach(self) -> Handle:
+        """Puts the plan on the model; nothing changes where it is on already."""
+        if self._undo or self._tower is None:
+            return self
+        if any("forward" in block.module.__dict__ for block in self._tower.blocks):
+            raise UserError("another plan is on this model already; remove() its handle first")
+        sizes_flow = False
+        for number, block in enumerate(self._tower.blocks, start=1):
+            cuts = [cut for cut in self._cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
+            if number == 1 or cuts or sizes_flow:
+                self._undo.append(replace(block.module, "forward", self._forward(block, number, cuts)))
+            sizes_flow = sizes_flow or any(_makes_sizes(cut.step) for cut in cuts)
+        if sizes_flow:
+            self._undo += self._tower.weigh_pooling(lambda: self._pass.sizes if self._pass else None)
+        return self
+
+    def remove(self) -> None:
+        """Takes the plan off; the model is what it was, to the bit."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Handle:
+        return self.attach()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    # --- what the last batch did --------------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> list[Row]:
+        """Patch tokens in and out at each cut, in the last batch."""
+        return list(self._pass.ledger) if self._pass else []
+
+    @property
+    def reduction(self) -> Reduction | None:
+        """All cuts of the last batch as one reduction of the original patches; None if nothing was cut."""
+        return reduce(Reduction.then, self._pass.reductions) if self._pass and self._pass.reductions else None
+
+    @property
+    def kept(self) -> Tensor | None:
+        """Raster indices of the surviving patches; of merged tokens, their representatives: (B, K)."""
+        total = self.reduction
+        return None if total is None else total.index
+
+    @property
+    def groups(self) -> Tensor | None:
+        """The output token each patch went to, -1 where it was dropped: (B, N)."""
+        total = self.reduction
+        return None if total is None else total.groups
+
+    # --- inside the forward pass --------------------------------------------------------------------------------
+
+    def _forward(self, block: Block, number: int, cuts: list[Cut]) -> Callable[..., Tensor]:
+        stock = block.module.forward
+        before = [cut for cut in cuts if cut.layer == 0]
+        inside = [cut for cut in cuts if cut.part == "attn"]
+        after = [cut for cut in cuts if cut.layer == number and cut.part != "attn"]
+        asked = bool(inside) or any("attention" in cut.step.method.needs for cut in after)
+
+        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if number == 1 or self._pass is None:
+                self._pass = self._begin(x)
+            state, attention = self._pass, None
+            for cut in before:
+                x, _ = self._cut(cut, x, None, state)
+            if asked or state.bias is not None:
+                x, attention = block.attend(x, state.bias)
+                for cut in inside:
+                    x, attention = self._cut(cut, x, attention, state)
+                x = block.feed(x)
+            else:
+                x = stock(x, *args, **kwargs)
+            for cut in after:
+                x, attention = self._cut(cut, x, attention, state)
+            return x
+
+        return forward
+
+    def _begin(self, x: Tensor) -> Pass:
+        first, self._seen = self._seen, self._seen + x.shape[0]
+        return Pass(samples=torch.arange(first, self._seen, device=x.device))
+
+    def _cut(
+        self, cut: Cut, x: Tensor, attention: Attention | None, state: Pass
+    ) -> tuple[Tensor, Attention | None]:
+        """Lets the step's method decide at this point and carries the decision out: (B, P+N, D) -> (B, P+K, D)."""
+        assert self._tower is not None
+        step, p = cut.step, self._tower.prefix
+        prefix, tokens = x[:, :p], x[:, p:]
+        n = tokens.shape[1]
+        keep = step.spending().count(n)
+        if keep < 1:
+            raise UserError(f"{step} at layer {cut.name} leaves no token of {n}")
+        if keep == n:
+            state.ledger.append(Row(cut.name, n, n))
+            return x, attention
+        if not torch.isfinite(tokens.sum(dtype=torch.float32)):
+            raise UserError(f"the tokens at layer {cut.name} hold NaN or infinity, so nothing can be ranked there")
+        h, w = self._tower.grid
+        whole = n == h * w and not state.reductions
+        view = View(
+            tokens=tokens,
+            prefix=prefix,
+            grid=(h, w) if whole else None,
+            attention=attention if "attention" in step.method.needs else None,
+            sizes=state.sizes,
+            samples=state.samples,
+            seed=cut.seed,
+            context=self.context,
+        )
+        chosen = step.method.decide(view, keep, **step.arguments())
+        if chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
+            raise UserError(f"{step} at layer {cut.name}: its scores hold NaN or infinity")
+        reduction = settle(view, chosen, step.rest)
+        state.reductions.append(reduction)
+        state.ledger.append(Row(cut.name, n, reduction.k))
+        if step.rest == "zero":
+            state.sizes = torch.zeros_like(view.size()).scatter(1, reduction.index, 1.0)  # nobody stands at a zero
+            return torch.cat([prefix, reduction.zero_fill(tokens)], dim=1), None
+        state.sizes = reduction.carry_sizes(state.sizes)
+        state.bias = None if state.sizes is None else F.pad(state.sizes.log(), (p, 0))[:, None, None]
+        if attention is not None:
+            attention = attention.select(reduction.index)
+        return torch.cat([prefix, reduction.apply(tokens)], dim=1), attention
+
+
+def apply(
+    model: nn.Module, plan: Plan | str, *, seed: int = 0, context: Mapping[str, Any] | None = None
+) -> Handle:
+    """The model, changed in place, runs by the plan until handle.remove(), or within `with apply(...)`.
+
+    Whether the plan fits the model is decided here, before any image: a layer that does not exist, a method that needs
+    what the tower does not have, a budget that leaves nothing. Weights, state_dict keys and the model's own API stay.
+    """
+    handle = Handle(model, Plan.parse(plan) if isinstance(plan, str) else plan, seed, context or {})
+    for note in handle.notes:
+        warnings.warn(note, PlanWarning, stacklevel=2)
+    return handle.attach()
+
+
+def place(plan: Plan, tower: Tower, seed: int) -> list[Cut]:
+    """The plan's cuts in this tower, in the order in which an image meets them."""
+    cuts: list[Cut] = []
+    for step in plan.steps:
+        for layer, part in _places(step, tower.depth):
+            if layer == 0 and "attention" in step.method.needs:
+                raise UserError(f"{step}: {step.method.name} needs the attention of a block, and none has run at @0; use @1")
+            cuts.append(Cut(step, layer, part, seed=seed * 1000 + len(cuts)))
+        if "cls" in step.method.needs and tower.prefix == 0:
+            raise Uncuttable(f"{step.method.name} needs a CLS token, which this tower does not have")
+    order = {"attn": 0, "block": 1, "out": 2}
+    return sorted(cuts, key=lambda cut: (cut.layer, order[cut.part]))
+
+
+def _places(step: Step, depth: int) -> list[tuple[int, str]]:
+    where = step.where
+    if where.part == "llm":
+        raise Uncuttable(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
+    if where.part in ("out", "half"):
+        return [(depth, "out")] if where.part == "out" else [(max(1, depth // 2), "block")]
+    lowest = 1 if where.part == "attn" else 0
+    places = []
+    for layer in where.layers or range(1, depth + 1):
+        counted = layer if layer >= 0 else depth + 1 + layer
+        if not lowest <= counted <= depth:
+            raise UserError(
+                f"{step}: no layer {layer} in a tower of {depth} blocks; allowed are {lowest} to {depth}, "
+                f"or -1 (after the last) down to {lowest - depth - 1}"
+            )
+        places.append((counted, where.part))
+    return places
+
+
+def foresee(cuts: list[Cut], tower: Tower) -> list[str]:
+    """Walks the token counts through the plan: an error where nothing would be left, notes where nothing is cut."""
+    notes, n = [], tower.grid[0] * tower.grid[1]
+    for cut in cuts:
+        budget = cut.step.spending()
+        keep = budget.count(n)
+        if keep < 1:
+            raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")
+        if keep == n:
+            asked = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
+            notes.append(f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {asked}: everything is kept")
+        n = keep + 1 if cut.step.rest == "fuse" and keep < n else keep
+    return notes
+
+
+def _makes_sizes(step: Step) -> bool:
+    return not step.method.selects or step.rest != "drop"

@@ -1,0 +1,135 @@
+"""open_clip's own VisionTransformer, with all its variants: pooling, q/k norm, layer scale, any grid."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokensieve.errors import Uncuttable, UserError
+from tokensieve.models import Sizes, Tower, Undo
+from tokensieve.patching import replace
+from tokensieve.scoring import Attention, attend
+
+
+@dataclass
+class OpenBlock:
+    """A ResidualAttentionBlock, or the custom one with q/k norm and its relatives."""
+
+    module: Any
+    prefix: int
+
+    def look(self, x: Tensor, bias: Tensor | None = None) -> Attention:
+        attn = self.module.attn
+        weight, offset, width = attn.in_proj_weight, attn.in_proj_bias, x.shape[-1]
+        both = F.linear(self.module.ln_1(x), weight[: 2 * width], None if offset is None else offset[: 2 * width])
+        q, k = self._normed(*self._heads(both, 2))
+        return Attention(q, k, self.prefix, q.shape[-1] ** -0.5, bias)
+
+    def attend(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Attention]:
+        attn = self.module.attn
+        q, k, v = self._heads(F.linear(self.module.ln_1(x), attn.in_proj_weight, attn.in_proj_bias), 3)
+        q, k = self._normed(q, k)
+        scale = q.shape[-1] ** -0.5
+        out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
+        if getattr(attn, "head_scale", None) is not None:
+            out = out * attn.head_scale
+        out = out.transpose(1, 2).flatten(2)  # (B, T, D)
+        if not isinstance(attn, nn.MultiheadAttention):
+            out = attn.ln_inner(out)
+        out = attn.out_proj(out)
+        if hasattr(self.module, "ln_attn"):
+            out = self.module.ln_attn(out)
+        return x + self.module.ls_1(out), Attention(q, k, self.prefix, scale, bias, lse)
+
+    def feed(self, x: Tensor) -> Tensor:
+        return x + self.module.ls_2(self.module.mlp(self.module.ln_2(x)))
+
+    def _heads(self, joint: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """(B, T, parts * D) -> parts times (B, H, T, d)."""
+        heads = self.module.attn.num_heads
+        return joint.unflatten(2, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        attn = self.module.attn
+        return (attn.ln_q(q), attn.ln_k(k)) if hasattr(attn, "ln_q") else (q, k)
+
+
+def open_tower(model: nn.Module) -> Tower | None:
+    """The tower of a CLIP, CustomTextCLIP, CoCa or a bare VisionTransformer; None if it is not open_clip's."""
+    if "open_clip" not in sys.modules:  # then no model can be one of its
+        return None
+    from open_clip.model import CLIP, CustomTextCLIP
+    from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentionBlock, VisionTransformer
+
+    whole = isinstance(model, CLIP | CustomTextCLIP) or type(model).__module__.startswith("open_clip.")
+    visual: Any = getattr(model, "visual", model)
+    if not isinstance(visual, VisionTransformer):
+        if not whole:
+            return None
+        raise Uncuttable(
+            f"its vision tower is a {type(visual).__name__}; only open_clip's own VisionTransformer can be cut so far"
+        )
+    transformer = visual.transformer
+    if not transformer.batch_first:
+        raise Uncuttable("its transformer is not batch-first; load the model with open_clip 2.26 or newer")
+    if transformer.grad_checkpointing:
+        raise UserError(
+            "gradient checkpointing runs blocks twice, so tokens would be cut twice; "
+            "call model.set_grad_checkpointing(False) first"
+        )
+    for block in transformer.resblocks:
+        if not isinstance(block, ResidualAttentionBlock | CustomResidualAttentionBlock):
+            raise Uncuttable(f"its blocks are {type(block).__name__}, not open_clip's")
+        if getattr(block.attn, "logit_scale", None) is not None:
+            raise Uncuttable("its blocks use scaled cosine attention, which open_clip itself cannot run on images")
+    return Tower(
+        family="open_clip",
+        blocks=[OpenBlock(block, prefix=1) for block in transformer.resblocks],
+        prefix=1,
+        grid=tuple(visual.grid_size),
+        weigh_pooling=lambda sizes: _weigh_pooling(visual, sizes),
+    )
+
+
+def _weigh_pooling(visual: Any, sizes: Sizes) -> list[Undo]:
+    if visual.attn_pool is not None:
+        pools = [visual.attn_pool]
+        if visual.attn_pool_type == "parallel":
+            pools.append(visual.attn_pool_contrastive)
+        return [_bias_pooler(pool.attn, sizes) for pool in pools]
+    if visual.pool_type == "avg":
+        return [replace(visual, "_global_pool", _weighted_mean(visual._global_pool, sizes))]
+    return []
+
+
+def _bias_pooler(attn: nn.MultiheadAttention, sizes: Sizes) -> Undo:
+    """Attentional pooling sees a token of size s as s tokens: log(size) on the logits of its key."""
+
+    def add_bias(module: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        size = sizes()
+        if size is not None:
+            query, key = args[0], args[1]
+            bias = F.pad(size.log(), (key.shape[1] - size.shape[1], 0))  # (B, P+K)
+            bias = bias[:, None, None].expand(-1, attn.num_heads, query.shape[1], -1).flatten(0, 1)
+            kwargs = kwargs | {"attn_mask": bias.to(query.dtype)}
+        return args, kwargs
+
+    return attn.register_forward_pre_hook(add_bias, with_kwargs=True).remove
+
+
+def _weighted_mean(stock: Callable[[Tensor], tuple[Tensor, Tensor]], sizes: Sizes) -> Callable[..., Any]:
+    def pool(x: Tensor) -> tuple[Tensor, Tensor]:
+        size = sizes()
+        if size is None:
+            return stock(x)
+        tokens = x[:, 1:]
+        share = (size / size.sum(-1, keepdim=True)).to(x.dtype)  # (B, K)
+        return torch.einsum("bk,bkd->bd", share, tokens), tokens
+
+    return pool

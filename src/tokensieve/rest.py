@@ -1,0 +1,46 @@
+"""What becomes of the tokens that a selecting method did not choose: an option of every such method, written once."""
+
+from __future__ import annotations
+
+import torch
+
+from tokensieve.core import Reduction, View
+from tokensieve.scoring import cosine
+
+RESTS = {
+    "drop": "they are gone",
+    "merge": "each joins its most similar kept token (cosine), by size-weighted mean",
+    "fuse": "all become one extra token, weighted by score",
+    "zero": "their places stay and hold 0 (only @out, where nothing runs on them any more)",
+}
+
+
+def settle(view: View, chosen: Reduction, rest: str) -> Reduction:
+    """A selection and its rest as one reduction ('zero' changes how the selection is applied, not what is selected)."""
+    if rest in ("drop", "zero") or chosen.k == chosen.n:
+        return chosen
+    return _merge(view, chosen) if rest == "merge" else _fuse(view, chosen)
+
+
+def _merge(view: View, chosen: Reduction) -> Reduction:
+    nearest = cosine(view.tokens, chosen.apply(view.tokens)).argmax(-1)  # (B, N)
+    places = torch.arange(chosen.k, device=nearest.device).expand_as(chosen.index)
+    groups = nearest.scatter(1, chosen.index, places)  # a kept token joins itself
+    return Reduction.merge(groups, chosen.index, view.size(), chosen.scores)
+
+
+def _fuse(view: View, chosen: Reduction) -> Reduction:
+    left = torch.ones_like(view.size()).scatter(1, chosen.index, 0.0)  # (B, N), 1 where not chosen
+    sizes = view.size()
+    scores = torch.ones_like(left) if chosen.scores is None else chosen.scores.float()
+    worth = (scores - scores.amin(-1, keepdim=True)) * left * sizes
+    share = torch.where(worth.sum(-1, keepdim=True) > 0, worth, left * sizes)
+    share = share / share.sum(-1, keepdim=True)  # (B, N)
+    extra = share.argmax(-1, keepdim=True)  # (B, 1), the best of the rest stands for it
+    return Reduction(
+        index=torch.cat([chosen.index, extra], dim=1),
+        n=chosen.n,
+        weight=torch.cat([chosen.as_weight(), share[:, None]], dim=1),
+        sizes=torch.cat([sizes.gather(1, chosen.index), (sizes * left).sum(-1, keepdim=True)], dim=1),
+        scores=chosen.scores,
+    )

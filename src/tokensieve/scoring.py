@@ -1,0 +1,129 @@
+"""Numbers that methods rank tokens by: exact attention entries without the N x N matrix, cosines, min-max, stable top-k.
+
+All scores are float32 whatever the model's dtype: bf16 scores tie across the cut in a third of the rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROWS_AT_ONCE = 128  # rows of logits held in memory at a time where the kernel does not give the log-sum-exp
+
+
+@dataclass
+class Attention:
+    """One block's own attention, opened for the entries a method asks for: softmax over all keys, mean over heads.
+
+    With the log-sum-exp of every row at hand, any entry is exp(q_i . k_j * scale + bias_j - lse_i), so N x k entries cost
+    N x k products and the N x N matrix is never stored. On the CPU the fused kernel that computes the block's own
+    attention gives the log-sum-exp along; elsewhere it is computed in blocks of rows, when it is first asked for.
+    """
+
+    q: Tensor  # (B, H, P+N, d)
+    k: Tensor  # (B, H, P+N, d)
+    prefix: int  # P, the tokens before the patches; the first of them is CLS
+    scale: float
+    bias: Tensor | None = None  # (B, 1, 1, P+N), added to the logits of each key
+    lse: Tensor | None = field(default=None)  # (B, H, P+N)
+
+    def cls_row(self) -> Tensor:
+        """How much CLS attends to each patch."""
+        if self.prefix == 0:
+            raise ValueError("this tower has no CLS token, so there is no CLS row")
+        logits = self._logits(self.q[:, :, :1], self.k)  # (B, H, 1, P+N)
+        row = logits.softmax(-1) if self.lse is None else (logits - self.lse[:, :, :1, None]).exp()
+        return row.mean(1)[:, 0, self.prefix :]  # (B, N)
+
+    def columns(self, index: Tensor) -> Tensor:
+        """How much every patch attends to each of the chosen patches: entries (i, j) of the whole attention."""
+        keys = torch.take_along_dim(self.k, (index + self.prefix)[:, None, :, None], dim=2)  # (B, H, k, d)
+        logits = self._logits(self.q[:, :, self.prefix :], keys, columns=index + self.prefix)  # (B, H, N, k)
+        return (logits - self._row_lse()[:, :, self.prefix :, None]).exp().mean(1)  # (B, N, k)
+
+    def received(self) -> Tensor:
+        """How much each patch is attended to, on average over all queries (the stand-in for CLS where there is none)."""
+        total = self.q.shape[2]
+        heard = self.q.new_zeros((self.q.shape[0], total), dtype=torch.float32)
+        for start in range(0, total, ROWS_AT_ONCE):
+            rows = self._logits(self.q[:, :, start : start + ROWS_AT_ONCE], self.k).softmax(-1)
+            heard += rows.mean(1).sum(1)
+        return heard[:, self.prefix :] / total  # (B, N)
+
+    def keys(self) -> Tensor:
+        """The patches' keys, mean over heads: what merging methods compare."""
+        return self.k[:, :, self.prefix :].float().mean(1)  # (B, N, d)
+
+    def select(self, index: Tensor) -> Attention:
+        """The same entries among fewer patches, not normalised anew: (B, K) -> Attention of P+K tokens."""
+        first = torch.arange(self.prefix, device=index.device).expand(index.shape[0], -1)
+        rows = torch.cat([first, index + self.prefix], dim=1)  # (B, P+K)
+        lse = self._row_lse().gather(2, rows[:, None].expand(-1, self.q.shape[1], -1))
+        q, k = (torch.take_along_dim(x, rows[:, None, :, None], dim=2) for x in (self.q, self.k))
+        bias = None if self.bias is None else torch.take_along_dim(self.bias, rows[:, None, None], dim=-1)
+        return Attention(q, k, self.prefix, self.scale, bias, lse)
+
+    def _logits(self, q: Tensor, k: Tensor, columns: Tensor | None = None) -> Tensor:
+        logits = (q.float() * self.scale) @ k.float().transpose(-1, -2)
+        if self.bias is None:
+            return logits
+        bias = self.bias.float()
+        if columns is not None:
+            bias = torch.take_along_dim(bias, columns[:, None, None, :], dim=-1)
+        return logits + bias
+
+    def _row_lse(self) -> Tensor:
+        if self.lse is None:
+            blocks = self.q.split(ROWS_AT_ONCE, dim=2)
+            self.lse = torch.cat([self._logits(rows, self.k).logsumexp(-1) for rows in blocks], dim=2)
+        return self.lse
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
+    """softmax(q k^T * scale + bias) v by the fused kernel, and its row log-sum-exp where the kernel gives it away.
+
+    q, k, v: (B, H, T, d); bias: (B, 1, 1, T) or None.
+    """
+    if bias is not None:
+        bias = bias.to(q.dtype)
+    if q.device.type == "cpu":
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, False, attn_mask=bias, scale=scale
+        )
+        return out, lse.float()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale), None
+
+
+def cosine(x: Tensor, y: Tensor) -> Tensor:
+    """Cosines between two sets of tokens: (B, N, D), (B, K, D) -> (B, N, K)."""
+    return F.normalize(x.float(), dim=-1) @ F.normalize(y.float(), dim=-1).transpose(1, 2)
+
+
+def minmax(scores: Tensor) -> Tensor:
+    """Scores of each image stretched to [0, 1]; all equal becomes all 0. (B, N) -> (B, N)."""
+    low, high = scores.amin(-1, keepdim=True), scores.amax(-1, keepdim=True)
+    return (scores - low) / (high - low).clamp_min(torch.finfo(scores.dtype).tiny)
+
+
+def top(scores: Tensor, count: int) -> Tensor:
+    """The best tokens of each image, in raster order; of equal ones the earlier wins. (B, N) -> (B, count)."""
+    order = scores.float().sort(dim=-1, descending=True, stable=True).indices
+    return order[:, :count].sort(dim=-1).values
+
+
+def noise(samples: Tensor, n: int, seed: int) -> Tensor:
+    """Uniform numbers in [0, 1) that depend on the seed and on which image of the run this is, not on its batch.
+
+    A counter-based generator (two rounds of multiply and xor-shift on 64-bit integers), so that any image's numbers can
+    be had without drawing those of the images before it. (B,) -> (B, n).
+    """
+    where = torch.arange(n, device=samples.device, dtype=torch.int64)
+    x = samples.long()[:, None] * 0x1E3779B97F4A7C15 + where * 0x3C6EF372FE94F82B
+    x = x + (seed + 1) * 0x2545F4914F6CDD1D % (1 << 62)
+    for multiplier in (0x3F58476D1CE4E5B9, 0x14D049BB133111EB):
+        x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * multiplier
+    x = (x ^ ((x >> 31) & 0x1FFFFFFFF)) & 0xFFFFFF
+    return x.float() / float(1 << 24)
