@@ -1,0 +1,117 @@
+"""The data set that ships: scenes drawn on the fly, in splits that share no scene.
+
+A sample is made from (split's seed, index), so nothing is stored and every machine sees the same pictures. Classes are
+all 80 pairs of colour and shape; some of them no training picture shows (`pairs="heldout"`), and the candidates are always
+all 80, so that a held-out pair has to be found among everything the model knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+from tokensieve.data import scenes
+from tokensieve.errors import UserError, did_you_mean
+
+SPLITS = ("train", "val", "test")
+TEMPLATES = (
+    "a {c}",
+    "a picture of a {c}",
+    "there is a {c} here",
+    "a noisy image of a {c}",
+    "a {c} in a cluttered scene",
+    "this is a drawing of the {c}",
+)
+_SEEDS = {"val": 2, "test": 3}
+_FIRST_TRAIN_SEED = 1000
+_LENGTHS = {("train", "seen"): 40_000, ("val", "seen"): 2_000, ("test", "seen"): 4_000}
+_HELD_OUT_LENGTHS = {"val": 1_000, "test": 2_000}
+_HELD_OUT_START = 10_000_000  # the same seed's far end, so that seen and held-out pictures differ in more than the pair
+
+
+def split_seed(split: str, run: int = 0) -> int:
+    """The seed of a split's scenes. Training runs with different seeds see different scenes, never those of val or test."""
+    if split not in SPLITS:
+        raise UserError(f"no split {split!r} of the embedded data; there are: {', '.join(SPLITS)}.{did_you_mean(split, SPLITS)}")
+    return _FIRST_TRAIN_SEED + run if split == "train" else _SEEDS[split]
+
+
+class EmbeddedScenes(Dataset[tuple[Any, int]]):
+    """One object a picture, to be classified: (image, index into `classes`). Classes take turns, so they are balanced."""
+
+    def __init__(self, split: str = "test", pairs: str = "seen", transform: Callable[[Image.Image], Any] | None = None) -> None:
+        self.seed = split_seed(split)
+        if pairs not in ("seen", "heldout"):
+            raise UserError(f"pairs={pairs!r}: allowed are 'seen' and 'heldout'")
+        if split == "train" and pairs == "heldout":
+            raise UserError("held-out pairs are never in the training split; ask for the split 'val' or 'test'")
+        self.pairs = scenes.SEEN if pairs == "seen" else scenes.HELD_OUT
+        self.start = 0 if pairs == "seen" else _HELD_OUT_START
+        self.length = _LENGTHS[split, "seen"] if pairs == "seen" else _HELD_OUT_LENGTHS[split]
+        self.transform = transform
+        self.classes = [scenes.name_of(pair) for pair in scenes.PAIRS]
+        self.templates = list(TEMPLATES)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def scene(self, index: int) -> scenes.Scene:
+        return scenes.single(self.seed, self.start + index, self.pairs[index % len(self.pairs)])
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        image = Image.fromarray(scenes.render(self.scene(index)))
+        label = scenes.PAIRS.index(self.pairs[index % len(self.pairs)])
+        return (self.transform(image) if self.transform else image), label
+
+
+_CAPTIONS_START, _QUESTIONS_START = 20_000_000, 30_000_000
+
+
+class EmbeddedCaptions(Dataset[tuple[Any, list[str]]]):
+    """Several objects a picture, with one caption that tells them and their places: (image, [caption])."""
+
+    def __init__(self, split: str = "test", transform: Callable[[Image.Image], Any] | None = None, length: int = 1_000) -> None:
+        self.seed, self.transform, self.length = split_seed(split), transform, length
+        self.pairs = scenes.SEEN if split == "train" else scenes.PAIRS
+
+    def __len__(self) -> int:
+        return self.length
+
+    def scene(self, index: int) -> scenes.Scene:
+        return scenes.several(self.seed, _CAPTIONS_START + index, self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Any, list[str]]:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        scene = self.scene(index)
+        image = Image.fromarray(scenes.render(scene))
+        return (self.transform(image) if self.transform else image), [scenes.caption(scene)]
+
+
+class EmbeddedQuestions(Dataset[tuple[Any, scenes.Question]]):
+    """Several objects a picture, with a question and its short answer: (image, question)."""
+
+    def __init__(self, split: str = "test", transform: Callable[[Image.Image], Any] | None = None, length: int = 2_000) -> None:
+        self.seed, self.transform, self.length = split_seed(split), transform, length
+        self.pairs = scenes.SEEN if split == "train" else scenes.PAIRS
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[Any, scenes.Question]:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        scene, question = scenes.ask(self.seed, _QUESTIONS_START + index, self.pairs)
+        image = Image.fromarray(scenes.render(scene))
+        return (self.transform(image) if self.transform else image), question
+
+
+def as_batch(images: list[np.ndarray]) -> np.ndarray:
+    """Pictures (H, W, 3) stacked as the models want them: uint8 (B, 3, H, W)."""
+    return np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2))
