@@ -1,0 +1,340 @@
+"""The command line: it only parses arguments; each command lives in the module of its name.
+
+`tokensieve eval` takes every flag of `clip_benchmark eval` (1.6.2) under the same name. Nothing heavy is imported before a
+command runs, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from tokensieve import __version__
+from tokensieve.errors import UserError, did_you_mean
+
+TASKS = ("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "auto")
+MODEL_TYPES = ("open_clip", "ja_clip")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but whole flag names only, and a mistake is a UserError of one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def one_of(*options: str) -> Callable[[str], str]:
+    """An argument type: one of these words, with the nearest one named when it is another."""
+
+    def check(word: str) -> str:
+        if word not in options:
+            hint = did_you_mean(word, options)
+            raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(options)}.{hint}")
+        return word
+
+    return check
+
+
+def truth(word: str) -> bool:
+    """An argument type: true or false as it is written (`--normalize False` means False)."""
+    if word.lower() in ("true", "yes", "on", "1"):
+        return True
+    if word.lower() in ("false", "no", "off", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"{word!r} is neither True nor False")
+
+
+def count(least: int) -> Callable[[str], int]:
+    """An argument type: a whole number that is not below `least`."""
+
+    def check(word: str) -> int:
+        try:
+            number = int(word)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{word!r} is not a whole number") from None
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{word} is too small: at least {least}")
+        return number
+
+    return check
+
+
+def fraction(word: str) -> float:
+    """An argument type: a number from 0 to 1."""
+    try:
+        number = float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number from 0 to 1") from None
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{word} is not from 0 to 1")
+    return number
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the whole command line, and the parser of each command by its name."""
+    common = Parser(add_help=False)
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+
+    parser = Parser(
+        prog="tokensieve",
+        parents=[common],
+        description="Keep the vision tokens that matter: select, prune, merge and measure in CLIP models.",
+        epilog="tokensieve COMMAND --help explains a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"tokensieve {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    def command(name: str, help: str, description: str) -> Parser:
+        return commands.add_parser(name, help=help, description=description, parents=[common])
+
+    by_name = {
+        "eval": command(
+            "eval",
+            "evaluate models with and without token reduction",
+            "Evaluate models on data sets under one or several plans. Without arguments: the model that ships with the "
+            "package on its own test set, full and with the plans anchor, random and grid.",
+        ),
+        "build": command("build", "fold result files into one CSV", "Fold JSON result files into one CSV file."),
+        "methods": command("methods", "list the methods a plan can name", "List the methods a plan can name."),
+        "bench": command(
+            "bench",
+            "measure speed against the unreduced model and the oracle",
+            "Measure plans in one interleaved run: time, memory and GFLOPs against the unreduced model, and against the "
+            "oracle (the same number of tokens, chosen at no cost).",
+        ),
+        "train": command("train", "train what a YAML file describes", "Train what a YAML file describes."),
+    }
+    _eval_flags(by_name["eval"])
+    _build_flags(by_name["build"])
+    _bench_flags(by_name["bench"])
+    _train_flags(by_name["train"])
+    return parser, by_name
+
+
+def _eval_flags(parser: Parser) -> None:
+    what = parser.add_argument_group("what to evaluate")
+    what.add_argument(
+        "--dataset",
+        nargs="+",
+        metavar="NAME",
+        help="data sets: names, collections (vtab, vtab+, imagenet_robustness, retrieval), or text files with one name a "
+        "line; wds/NAME reads webdataset shards under --dataset_root (default: embedded)",
+    )
+    what.add_argument(
+        "--dataset_root", default="root", metavar="DIR", help="folder of the data; may hold {dataset} and {dataset_cleaned}"
+    )
+    what.add_argument("--split", "--test_split", dest="split", default="test", help="split to evaluate on (default: test)")
+    what.add_argument("--train_split", nargs="+", default=["train"], help="for linear probe: training split of each data set")
+    held_out = what.add_mutually_exclusive_group()
+    held_out.add_argument("--val_split", nargs="+", help="for linear probe: validation split of each data set")
+    held_out.add_argument(
+        "--val_proportion", nargs="+", type=float, help="for linear probe: share of the training split held out instead"
+    )
+    what.add_argument("--model", nargs="+", metavar="NAME", help="open_clip architectures (default: the embedded one)")
+    what.add_argument(
+        "--pretrained",
+        nargs="+",
+        metavar="TAG",
+        help="weights for --model: open_clip tags or files; every model is run with every one (default: the embedded ones)",
+    )
+    what.add_argument(
+        "--pretrained_model",
+        nargs="+",
+        metavar="MODEL,TAG",
+        help="instead of --model and --pretrained: pairs, collections (openai, openclip_base, openclip_multilingual, "
+        "openclip_all), or text files with one pair a line",
+    )
+    what.add_argument("--model_type", type=one_of(*MODEL_TYPES), default="open_clip", metavar="{" + ",".join(MODEL_TYPES) + "}")
+    what.add_argument(
+        "--task",
+        type=one_of(*TASKS),
+        default="auto",
+        metavar="TASK",
+        help=f"one of {', '.join(TASKS)}; auto takes the data set's own (default). "
+        "This version evaluates zeroshot_classification",
+    )
+    what.add_argument("--language", nargs="+", default=["en"], help="languages of class names and prompts (default: en)")
+    what.add_argument("--limit", type=count(1), metavar="N", help="only the first N samples")
+
+    plans = parser.add_argument_group("token reduction (at most one of --plan, --enable_pruning, --enable_token_selection)")
+    plans.add_argument("--plan", metavar="PLAN", help="for example 'anchor@6(k=10,m=50,alpha=0.5)', 'random:60', 'none'")
+    plans.add_argument("--compare", nargs="+", default=[], metavar="PLAN", help="more plans for the same run")
+    plans.add_argument(
+        "--enable_pruning", action="store_true", help="cut tokens inside the tower: CLS, k anchors, m more go on"
+    )
+    plans.add_argument("--k_anchors", type=int, metavar="K", help="with --enable_pruning: anchors (default: 10)")
+    plans.add_argument("--top_m", type=int, metavar="M", help="with --enable_pruning: tokens besides the anchors (default: 50)")
+    plans.add_argument("--alpha", type=float, help="with --enable_pruning: importance against diversity (default: 0.5)")
+    plans.add_argument(
+        "--prune_layer", type=int, metavar="L", help="with --enable_pruning: cut after L blocks (default: half of them)"
+    )
+    plans.add_argument("--enable_token_selection", action="store_true", help="zero the output tokens that are not selected")
+    plans.add_argument("--token_selection_k", type=int, metavar="K", help="with it: anchors (default: 10)")
+    plans.add_argument("--token_selection_m", type=int, metavar="M", help="with it: tokens besides the anchors (default: 50)")
+    plans.add_argument("--token_selection_alpha", type=float, metavar="ALPHA", help="with it: default 0.5")
+    plans.add_argument("--strict", action="store_true", help="a tower that cannot be cut is an error, not a remark")
+
+    how = parser.add_argument_group("how to run")
+    how.add_argument("--batch_size", type=count(1), default=64)
+    how.add_argument("--num_workers", type=count(0), default=4, help="processes that read data (default: 4)")
+    how.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: the best there is)")
+    how.add_argument("--amp", action="store_true", default=None, help="mixed precision (default on CUDA, off elsewhere)")
+    how.add_argument("--no_amp", action="store_false", dest="amp", help="full precision everywhere")
+    how.add_argument("--seed", type=int, default=0)
+    how.add_argument("--distributed", action="store_true", help="share the runs among the processes of torchrun or SLURM")
+    how.add_argument("--max_broken", type=fraction, default=0.01, help="share of images that may be unreadable (default: 0.01)")
+    how.add_argument("--quiet", dest="verbose", action="store_false", help="no progress, no table")
+
+    texts = parser.add_argument_group("class names and prompts")
+    texts.add_argument("--custom_classname_file", metavar="JSON", help="class names by data set")
+    texts.add_argument("--custom_template_file", metavar="JSON", help="prompts by data set, e.g. cupl_prompts.json")
+    texts.add_argument("--dump_classnames", action="store_true", help="put the class names into the result")
+    texts.add_argument("--dump_templates", action="store_true", help="put the prompts into the result")
+    texts.add_argument("--save_clf", metavar="FILE", help="save the classifier that the text tower makes")
+    texts.add_argument("--load_clfs", nargs="+", default=[], metavar="FILE", help="use the mean of saved classifiers")
+
+    files = parser.add_argument_group("files")
+    files.add_argument(
+        "--output",
+        metavar="TEMPLATE",
+        help="result file; may hold {dataset} {pretrained} {pretrained_full_path} {model} {language} {task} {plan} "
+        "(default: {dataset}_{pretrained}_{model}_{language}_{task}.json)",
+    )
+    files.add_argument(
+        "--skip_existing", action="store_true", help="skip a run whose result is there, made by the same settings"
+    )
+    files.add_argument("--model_cache_dir", metavar="DIR", help="where downloaded weights are kept")
+    files.add_argument("--wds_cache_dir", metavar="DIR", help="where downloaded webdataset shards are kept")
+    files.add_argument("--feature_root", default="features", metavar="DIR", help="for linear probe: where features are kept")
+    files.add_argument("--annotation_file", default="", metavar="FILE", help="for retrieval: captions")
+
+    later = parser.add_argument_group("other tasks (same meaning as in clip_benchmark; no effect on zero-shot classification)")
+    later.add_argument("--recall_k", nargs="+", type=int, default=[5], help="for retrieval: the k of recall@k")
+    later.add_argument("--fewshot_k", type=int, default=-1, help="for linear probe: shots, -1 for all")
+    later.add_argument("--fewshot_epochs", type=int, default=10, help="for linear probe")
+    later.add_argument("--fewshot_lr", type=float, default=0.1, help="for linear probe")
+    later.add_argument("--normalize", type=truth, default=True, metavar="True|False", help="for linear probe: unit features")
+    later.add_argument("--skip_load", action="store_true", help="for linear probe: features are cached, load no model")
+
+
+def _build_flags(parser: Parser) -> None:
+    parser.add_argument("files", nargs="+", help="JSON result files, or folders of them")
+    parser.add_argument("--output", default="benchmark.csv", metavar="FILE", help="default: benchmark.csv")
+
+
+def _bench_flags(parser: Parser) -> None:
+    parser.add_argument("--model", default="ViT-B-16", help="open_clip architecture (default: ViT-B-16)")
+    parser.add_argument("--pretrained", default="", metavar="TAG", help="weights (default: random ones; speed is the same)")
+    parser.add_argument("--plan", nargs="+", default=["anchor(k=10,m=50)"], metavar="PLAN", help="plans to measure")
+    parser.add_argument("--batch_size", nargs="+", type=count(1), default=[16], metavar="N")
+    parser.add_argument("--repeats", type=count(1), default=10, help="rounds of the interleaved run (default: 10)")
+    parser.add_argument("--image_size", type=count(1), metavar="PIXELS", help="default: the model's own")
+    parser.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
+    parser.add_argument("--output", metavar="FILE", help="also write the rows as JSON")
+    parser.add_argument("--quiet", action="store_true", help="no progress, no table")
+
+
+def _train_flags(parser: Parser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="YAML file")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--output", metavar="DIR", help="folder of the run (default: the one the file names)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments, or a UserError that names the nearest command or flag."""
+    parser, by_name = build_parser()
+    first = next((word for word in argv if not word.startswith("-")), None)
+    if first is not None and first not in by_name:
+        raise UserError(f"{first!r} is not a command: use {', '.join(by_name)}.{did_you_mean(first, by_name)}")
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        current = by_name.get(args.command, parser)
+        word = next((u for u in unknown if u.startswith("-")), unknown[0])
+        known = [flag for action in current._actions for flag in action.option_strings]
+        flag = word.split("=", 1)[0]
+        raise UserError(f"{current.prog} has no argument {flag!r}.{did_you_mean(flag, known)} (see {current.prog} --help)")
+    if args.command is None:
+        parser.print_help()
+    return args
+
+
+def dispatch(args: argparse.Namespace) -> None:
+    """Run the command that was parsed."""
+    if args.command == "eval":
+        from tokensieve import evaluate
+
+        evaluate.run(args)
+    elif args.command == "build":
+        from tokensieve import results
+
+        rows = results.build_csv(args.files, args.output)
+        print(f"{rows} results in {args.output}")
+    elif args.command == "methods":
+        _print_methods()
+    elif args.command == "bench":
+        from tokensieve import bench
+
+        bench.run(
+            args.model,
+            args.pretrained,
+            args.plan,
+            args.batch_size,
+            args.repeats,
+            args.device,
+            args.output,
+            args.quiet,
+            image_size=args.image_size,
+        )
+    elif args.command == "train":
+        from tokensieve import training
+
+        training.run(args.config, resume=args.resume, quiet=args.quiet, output=args.output)
+
+
+def _print_methods() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tokensieve import list_methods
+
+    table = Table("method", "what it does", "needs", "options", "paper")
+    for method in list_methods():
+        options = ", ".join(f"{name}={option.default}" for name, option in method.options.items())
+        table.add_row(method.name, method.summary, ", ".join(method.needs) or "-", options or "-", method.paper or "-")
+    Console().print(table)
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code: 0 done, 2 a mistake in the input, 130 interrupted, 143 terminated."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        dispatch(parse(argv))
+    except UserError as error:
+        if "--debug" in argv:
+            traceback.print_exc()
+        print(f"tokensieve: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("tokensieve: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`tokensieve methods | head`): not our error, but nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0

@@ -1,0 +1,269 @@
+"""Models by name, as open_clip knows them, the embedded one among them; what is missing is said at once, not after a minute.
+
+Without a network a miss on the Hub is retried for up to 46 seconds. So weights are looked for on the disk first, and the Hub
+is asked only if a connection to it opens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from tokensieve.errors import UserError, did_you_mean
+
+SCHEMAS = ("hf-hub:", "local-dir:")  # a model name that begins so brings its own weights
+
+
+@dataclass
+class Loaded:
+    """A model in evaluation mode with what belongs to it."""
+
+    model: Any
+    transform: Callable[[Any], torch.Tensor]
+    tokenizer: Callable[[list[str]], Any]
+    fingerprint: str
+    notes: list[str] = field(default_factory=list)
+
+
+def pairs(model: list[str] | None, pretrained: list[str] | None, pretrained_model: list[str] | None) -> list[tuple[str, str]]:
+    """(model, weights) of every run: --pretrained_model if given, else every --model with every --pretrained."""
+    from tokensieve import embedded
+
+    if not pretrained_model:
+        return [(m, p) for m in model or [embedded.MODEL] for p in pretrained or [embedded.PRETRAINED]]
+    from clip_benchmark.model_collection import model_collection
+
+    found: list[tuple[str, str]] = []
+    for name in pretrained_model:
+        if os.path.isfile(name):
+            lines = Path(name).read_text().splitlines()
+            found.extend(_pair(line, f"{name}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
+        elif name in model_collection:
+            found.extend(model_collection[name])
+        else:
+            found.append(_pair(name, "--pretrained_model", list(model_collection)))
+    return found
+
+
+def _pair(text: str, where: str, collections: list[str] | None = None) -> tuple[str, str]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2:
+        kinds = f", a text file, or one of {', '.join(collections)}" if collections else ""
+        hint = did_you_mean(text, collections or [])
+        raise UserError(f"{where}: {text!r} is not MODEL,WEIGHTS such as ViT-B-32,openai{kinds}.{hint}")
+    return parts[0], parts[1]
+
+
+def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
+    """A UserError if there is no such model or no such weights for it; nothing is loaded."""
+    import open_clip
+
+    from tokensieve import embedded
+
+    if model_type != "open_clip":
+        return
+    embedded.register()
+    if model.startswith("local-dir:"):
+        folder = model.removeprefix("local-dir:")
+        if not os.path.isfile(os.path.join(folder, "open_clip_config.json")):
+            raise UserError(f"--model {model}: there is no open_clip_config.json in {folder!r}.")
+    if model.startswith(SCHEMAS):
+        return
+    name = model.replace("/", "-")
+    known = open_clip.list_models()
+    if name not in known:
+        raise UserError(f"open_clip has no model {model!r}.{did_you_mean(name, known)} All: open_clip.list_models().")
+    if not pretrained or os.path.isfile(pretrained) or open_clip.get_pretrained_cfg(name, pretrained):
+        return
+    tags = [embedded.PRETRAINED] if name == embedded.MODEL else open_clip.list_pretrained_tags_by_model(name)
+    if pretrained in tags:
+        return
+    if os.sep in pretrained or pretrained.endswith((".pt", ".bin", ".safetensors", ".pth")):
+        raise UserError(f"--pretrained {pretrained}: there is no such file. Tags for {model}: {', '.join(tags)}.")
+    raise UserError(
+        f"there are no weights {pretrained!r} for {model}. Give --pretrained with one of: {', '.join(tags) or '(none)'}, "
+        f"or a file.{did_you_mean(pretrained, tags)}"
+    )
+
+
+def load(
+    model: str,
+    pretrained: str,
+    *,
+    model_type: str = "open_clip",
+    cache_dir: str | None = None,
+    device: torch.device | str = "cpu",
+) -> Loaded:
+    """The model by its name, with its transform and tokenizer, in evaluation mode on the device."""
+    check(model, pretrained, model_type)
+    if model_type == "ja_clip":
+        return _load_japanese(pretrained, cache_dir, device)
+    import open_clip
+
+    with _remarks() as notes:
+        built, transform = _create(model, pretrained, cache_dir)
+        with _explained(model, pretrained):
+            tokenizer = open_clip.get_tokenizer(model, cache_dir=cache_dir)
+    if not pretrained and not model.startswith(SCHEMAS):
+        notes.append(f"{model} has random weights: --pretrained is empty")
+    built = built.to(device).eval()
+    return Loaded(built, transform, tokenizer, fingerprint(built), notes)
+
+
+def architecture(model: str, pretrained: str = "", image_size: int | None = None) -> Any:
+    """The bare model by its name, for measuring: no tokenizer, random weights if none are named, any image size."""
+    check(model, pretrained)
+    with _remarks():
+        return _create(model, pretrained, image_size=image_size)[0]
+
+
+def _create(model: str, pretrained: str, cache_dir: str | None = None, image_size: int | None = None) -> tuple[Any, Any]:
+    import open_clip
+
+    from tokensieve import embedded
+
+    weights = pretrained
+    if model == embedded.MODEL and pretrained == embedded.PRETRAINED:
+        weights = str(embedded.weights_path(pretrained))
+    elif (pretrained or model.startswith(SCHEMAS)) and not os.path.isfile(pretrained):
+        _ask_hub_only_if_there(model, pretrained, cache_dir)
+    with _explained(model, pretrained):
+        built, _, transform = open_clip.create_model_and_transforms(
+            model, pretrained=weights or None, cache_dir=cache_dir, force_image_size=image_size
+        )
+    return built, transform
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """SHA-256 over names, types and values of all weights."""
+    state = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        state.update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    return state.hexdigest()[:32]
+
+
+# --------------------------------------------------------------------------------------------------------- the network
+
+
+def reachable(*hosts: str, seconds: float = 3.0) -> bool:
+    """Whether a connection opens to one of these hosts (to the proxy, if the environment names one)."""
+    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
+    places = [urlsplit(proxy if "://" in proxy else f"http://{proxy}")] if proxy else [urlsplit(f"https://{h}") for h in hosts]
+    for place in places:
+        try:
+            port = place.port or (80 if place.scheme == "http" else 443)
+            socket.create_connection((place.hostname or "", port), timeout=seconds).close()
+            return True
+        except OSError:
+            continue
+    return False
+
+
+def _hub_host() -> str:
+    return urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).netloc
+
+
+def _ask_hub_only_if_there(model: str, pretrained: str, cache_dir: str | None) -> None:
+    """Go offline if the Hub does not answer; a UserError if then the weights cannot be had."""
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE:
+        if reachable(_hub_host()):
+            return
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
+        constants.HF_HUB_OFFLINE = True
+    if pretrained and not model.startswith(SCHEMAS) and not _cached(model, pretrained, cache_dir):
+        raise UserError(
+            f"the weights {pretrained!r} for {model} are not on this machine and {_hub_host()} cannot be reached. "
+            f"Connect once, or give a file: --pretrained /path/to/weights.safetensors"
+        )
+
+
+def _cached(model: str, pretrained: str, cache_dir: str | None) -> bool:
+    """Whether open_clip would find these weights on the disk."""
+    import open_clip
+    from huggingface_hub import try_to_load_from_cache
+
+    entry = open_clip.get_pretrained_cfg(model.replace("/", "-"), pretrained)
+    if entry.get("hf_hub"):
+        repository, _, file = entry["hf_hub"].rpartition("/")
+        file = file or "open_clip_pytorch_model.bin"
+        safe = "open_clip_model.safetensors" if file == "open_clip_pytorch_model.bin" else f"{Path(file).stem}.safetensors"
+        return any(isinstance(try_to_load_from_cache(repository, f, cache_dir=cache_dir), str) for f in (safe, file))
+    folder = Path(cache_dir or "~/.cache/clip").expanduser()
+    return (folder / os.path.basename(entry.get("url", ""))).is_file()
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+@contextmanager
+def _remarks() -> Iterator[list[str]]:
+    """Collect what the libraries warn about as short notes; keep their log lines off the terminal."""
+    notes: list[str] = []
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            yield notes
+        notes.extend(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, UserWarning)))
+    finally:
+        logging.disable(disabled)
+
+
+@contextmanager
+def _explained(model: str, pretrained: str) -> Iterator[None]:
+    """Turn what goes wrong in loading into one line."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
+        raise UserError(f"{pretrained} is not a file of weights (safetensors, or tensors saved by torch): {error}") from error
+    except (RuntimeError, OSError, ValueError, KeyError, AttributeError, StopIteration) as error:
+        text = " ".join(str(error).split())
+        if "loading state_dict" in text or isinstance(error, (KeyError, AttributeError, StopIteration)):
+            raise UserError(f"the weights {pretrained} do not fit {model}: {text[:300]}") from error
+        from huggingface_hub import constants
+
+        offline = f" ({_hub_host()} cannot be reached)" if constants.HF_HUB_OFFLINE else ""
+        raise UserError(f"cannot load {model} with weights {pretrained!r}{offline}: {text[:300]}") from error
+
+
+# ------------------------------------------------------------------------------------------------- clip_benchmark's others
+
+
+def _load_japanese(pretrained: str, cache_dir: str | None, device: torch.device | str) -> Loaded:
+    from clip_benchmark.models.japanese_clip import load_japanese_clip
+
+    try:
+        model, transform, tokenizer = load_japanese_clip(pretrained=pretrained, device=device, cache_dir=cache_dir)
+    except ImportError as error:
+        raise UserError(f"--model_type ja_clip: {error}") from error
+    model.model.eval()
+    return Loaded(model, transform, tokenizer, fingerprint(model.model))
+
+
+def set_language(model: str, tokenizer: Any, language: str) -> None:
+    """NLLB-CLIP's tokenizer must be told the language; no other model's needs it."""
+    if "nllb-clip" not in model:
+        return
+    from clip_benchmark.models.nllb_clip import lang_map
+
+    if language not in lang_map:
+        raise UserError(f"NLLB-CLIP does not know the language {language!r}.{did_you_mean(language, lang_map)}")
+    tokenizer.tokenizer.set_src_lang_special_tokens(lang_map[language])

@@ -1,0 +1,1 @@
+"""What is measured: one file a task, each with evaluate(encoders, batches, ...) -> metrics of every encoder."""

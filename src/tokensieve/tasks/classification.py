@@ -1,0 +1,192 @@
+"""Zero-shot classification: an image belongs to the class whose prompts its feature is nearest to.
+
+The numbers are those of clip_benchmark 1.6.2 (acc1, acc5, mean_per_class_recall; mean_average_precision for several labels
+an image), each with its standard error beside it. Several encoders (one a plan) are scored in one pass over the data.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokensieve.errors import UserError
+from tokensieve.results import write_bytes
+
+NAME = "zeroshot_classification"
+Encode = Callable[[Tensor], Tensor]  # images (B,3,h,w) -> features (B,E)
+
+
+def zero_shot_classifier(
+    model: Any,
+    tokenizer: Callable[[list[str]], Any],
+    classes: Iterable[str],
+    templates: Sequence[str] | Mapping[str, Sequence[str]],
+    device: torch.device,
+    precision: Callable[[], AbstractContextManager[Any]],
+) -> Tensor:
+    """One unit vector a class: the mean of its prompts' unit features.  (E, C)"""
+    columns = []
+    with torch.inference_mode(), precision():
+        for name in classes:
+            tokens = tokenizer(prompts(name, templates)).to(device)
+            features = F.normalize(model.encode_text(tokens), dim=-1)  # (T, E)
+            mean = features.mean(dim=0)
+            columns.append(mean / mean.norm())
+        return torch.stack(columns, dim=1)
+
+
+def prompts(name: str, templates: Sequence[str] | Mapping[str, Sequence[str]]) -> list[str]:
+    """The sentences for one class: its own (a mapping from class names), or every template with {c} filled in."""
+    if isinstance(templates, Mapping):
+        if name not in templates:
+            raise UserError(f"the template file has no prompts for the class {name!r}.")
+        return list(templates[name])
+    try:
+        return [template.format(c=name) for template in templates]
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(f"a prompt template may only hold {{c}} (the class name): {error!r}.") from error
+
+
+def load_classifiers(paths: Sequence[str], device: torch.device) -> Tensor:
+    """The mean of saved classifiers.  (E, C)"""
+    loaded: list[Tensor] = []
+    for path in paths:
+        try:
+            classifier = torch.load(path, map_location="cpu", weights_only=True)
+        except OSError as error:
+            raise UserError(f"cannot read the classifier {path}: {error.strerror}. Make one with --save_clf.") from error
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise UserError(f"{path} is not a classifier saved with --save_clf.") from error
+        if not isinstance(classifier, Tensor) or classifier.dim() != 2:
+            raise UserError(f"{path} is not a classifier: a matrix (width, classes) was expected.")
+        if loaded and classifier.shape != loaded[0].shape:
+            raise UserError(f"{path} is {tuple(classifier.shape)}, {paths[0]} is {tuple(loaded[0].shape)}: no mean of them.")
+        loaded.append(classifier)
+    mean = loaded[0] / len(loaded)
+    for classifier in loaded[1:]:
+        mean = mean + classifier / len(loaded)
+    return mean.to(device)
+
+
+def save_classifier(path: Path, classifier: Tensor) -> None:
+    """Write a classifier so that --load_clfs, ours or clip_benchmark's, reads it."""
+    buffer = io.BytesIO()
+    torch.save(classifier, buffer)
+    write_bytes(path, buffer.getvalue())
+
+
+def evaluate(
+    encoders: Sequence[Encode],
+    batches: Iterable[tuple[Tensor, Tensor]],
+    classifier: Tensor,
+    precision: Callable[[], AbstractContextManager[Any]],
+) -> list[dict[str, float]]:
+    """The metrics of every encoder, from one pass: each batch goes through all of them, beginning with another each time.
+
+    batches: images (B,3,h,w) on the device, and targets (B,) or, with several labels an image, (B,C), on the CPU.
+    """
+    scores = [Score(classifier.shape[1]) for _ in encoders]
+    with torch.inference_mode():
+        for turn, (images, targets) in enumerate(batches):
+            for place in range(len(encoders)):
+                which = (turn + place) % len(encoders)  # so that no plan always pays for the cold cache
+                with precision():
+                    features = F.normalize(encoders[which](images), dim=-1)
+                    logits = 100.0 * features @ classifier  # (B, C)
+                scores[which].add(logits.float().cpu(), targets)
+    return [score.metrics() for score in scores]
+
+
+class Score:
+    """What must be remembered of the logits to give the metrics at the end: per image, not per class, where possible."""
+
+    def __init__(self, classes: int) -> None:
+        self.classes = classes
+        self.targets: list[Tensor] = []
+        self.best: list[Tensor] = []  # (B,) the nearest class
+        self.hits: list[Tensor] = []  # (B,k) is the j-th nearest class the right one
+        self.logits: list[Tensor] = []  # (B,C), several labels an image only
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        """Take in one batch: logits (B,C), targets (B,) or (B,C)."""
+        if not torch.isfinite(logits).all():
+            raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
+        self.targets.append(targets)
+        if targets.dim() == 2:
+            if targets.shape[1] != self.classes:
+                raise UserError(f"{targets.shape[1]} labels an image, but {self.classes} class names.")
+            self.logits.append(logits)
+            return
+        if int(targets.max()) >= self.classes:
+            raise UserError(f"a label is {int(targets.max())}, but there are only {self.classes} class names.")
+        self.best.append(logits.argmax(dim=1))
+        nearest = logits.topk(min(5, self.classes), dim=1).indices  # (B,k)
+        self.hits.append(nearest == targets[:, None])
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by their names."""
+        targets = torch.cat(self.targets)
+        if self.logits:
+            logits = torch.cat(self.logits)
+            return {
+                "mean_average_precision": mean_average_precision(logits, targets),
+                "mean_average_precision_stderr": bootstrap_stderr(mean_average_precision, logits, targets),
+            }
+        hits = torch.cat(self.hits)
+        acc1 = hits[:, :1].sum().item() / len(targets)
+        acc5 = hits[:, :5].sum().item() / len(targets) if self.classes >= 5 else math.nan
+        recall, recall_stderr = mean_per_class_recall(torch.cat(self.best), targets)
+        return {
+            "acc1": acc1,
+            "acc5": acc5,
+            "mean_per_class_recall": recall,
+            "acc1_stderr": share_stderr(acc1, len(targets)),
+            "acc5_stderr": share_stderr(acc5, len(targets)),
+            "mean_per_class_recall_stderr": recall_stderr,
+        }
+
+
+def share_stderr(share: float, n: int) -> float:
+    """Standard error of a share of n independent samples: sqrt(p (1-p) / n)."""
+    return math.sqrt(share * (1 - share) / n)
+
+
+def mean_per_class_recall(best: Tensor, targets: Tensor) -> tuple[float, float]:
+    """Mean of the recall over the classes that occur, and its standard error (classes independent, binomial in each)."""
+    size = max(int(best.max()), int(targets.max())) + 1
+    total = torch.bincount(targets, minlength=size).double()  # (C,)
+    right = torch.bincount(targets[best == targets], minlength=size).double()  # (C,)
+    seen = total > 0
+    recall = right[seen] / total[seen]
+    variance = recall * (1 - recall) / total[seen]
+    return recall.mean().item(), (variance.sum().sqrt() / seen.sum()).item()
+
+
+def mean_average_precision(logits: Tensor, targets: Tensor) -> float:
+    """Mean over the classes of the average precision (a class without a positive counts as 0, as in clip_benchmark)."""
+    order = logits.argsort(dim=0, descending=True)  # (N,C)
+    truth = targets.gather(0, order).float()
+    rank = torch.arange(1, len(logits) + 1, dtype=torch.float32)[:, None]
+    precision = truth.cumsum(dim=0) / rank
+    positives = truth.bool()
+    summed = torch.where(positives, precision, 0.0).sum(dim=0)  # (C,)
+    return (summed / truth.sum(dim=0).clamp(min=1)).mean().item()
+
+
+def bootstrap_stderr(metric: Callable[[Tensor, Tensor], float], logits: Tensor, targets: Tensor, draws: int = 100) -> float:
+    """Standard deviation of the metric over sets of images drawn with replacement (fixed seed, 100 draws)."""
+    generator = torch.Generator().manual_seed(0)
+    values = []
+    for _ in range(draws):
+        sample = torch.randint(len(logits), (len(logits),), generator=generator)
+        values.append(metric(logits[sample], targets[sample]))
+    return float(torch.tensor(values, dtype=torch.float64).std())

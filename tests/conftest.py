@@ -1,0 +1,115 @@
+"""What tests share: a tiny open_clip model with its weights in a file, and small data sets on disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1)
+
+TINY = "tiny-clip"
+CLASSES = ["red", "green", "blue", "grey", "yellow", "pink"]
+COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (120, 120, 120), (200, 200, 30), (220, 120, 180)]
+
+
+@pytest.fixture(scope="session")
+def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """An open_clip ViT of 4 blocks, width 32, patch 8, on 48 x 32 pixels (6 x 4 = 24 patches), random weights.
+
+    .name (known to open_clip), .weights (a safetensors file), .make() -> (model in eval mode, transform, tokenizer)
+    """
+    import open_clip
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("tiny_clip")
+    vision = {"image_size": [48, 32], "patch_size": 8, "layers": 4, "width": 32, "head_width": 8}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1}
+    (folder / f"{TINY}.json").write_text(json.dumps({"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}))
+    open_clip.add_model_config(folder / f"{TINY}.json")
+    torch.manual_seed(0)
+    model = open_clip.create_model(TINY)
+    with torch.no_grad():  # as initialised, it would see all images alike
+        for parameter in model.visual.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6)
+    weights = folder / "tiny.safetensors"
+    save_file(model.state_dict(), weights)
+
+    def make() -> tuple[torch.nn.Module, object, object]:
+        model, _, transform = open_clip.create_model_and_transforms(TINY, pretrained=str(weights))
+        return model.eval(), transform, open_clip.get_tokenizer(TINY)
+
+    return SimpleNamespace(name=TINY, weights=str(weights), make=make)
+
+
+def picture(label: int, seed: int) -> Image.Image:
+    """A noisy image of one colour."""
+    noise = np.random.default_rng(seed).integers(-30, 30, (48, 40, 3))
+    return Image.fromarray(np.clip(np.array(COLOURS[label]) + noise, 0, 255).astype(np.uint8))
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_shards(folder: Path, samples: list[dict[str, bytes]], shards: int = 2, kind: str = "classification") -> Path:
+    """A webdataset as clip_benchmark lays it out; each sample: suffix -> content."""
+    (folder / "test").mkdir(parents=True)
+    for shard in range(shards):
+        with tarfile.open(folder / "test" / f"{shard}.tar", "w") as tar:
+            for number, sample in enumerate(samples):
+                if number % shards != shard:
+                    continue
+                for suffix, content in sample.items():
+                    entry = tarfile.TarInfo(f"s{number:07d}.{suffix}")
+                    entry.size = len(content)
+                    tar.addfile(entry, io.BytesIO(content))
+    (folder / "test" / "nshards.txt").write_text(str(shards))
+    (folder / "classnames.txt").write_text("\n".join(CLASSES))
+    (folder / "zeroshot_classification_templates.txt").write_text("a {c} thing.\na photo in {c}")
+    if kind != "classification":
+        (folder / "dataset_type.txt").write_text(kind)
+    return folder
+
+
+def many_hot(labels: list[int]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.isin(np.arange(len(CLASSES)), labels).astype(np.int64))
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """wds/...: 30 images of 6 classes in two shards."""
+    samples = [{"png": png(picture(i % 6, i)), "cls": str(i % 6).encode()} for i in range(30)]
+    return write_shards(tmp_path_factory.mktemp("wds") / "colours", samples)
+
+
+@pytest.fixture(scope="session")
+def multilabel_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """wds/...: 30 images with one to three of 6 labels each."""
+    samples = [{"png": png(picture(i % 6, i)), "npy": many_hot([i % 6, (i * 5) % 6, (i // 6) % 6])} for i in range(30)]
+    return write_shards(tmp_path_factory.mktemp("wds") / "many", samples, kind="multilabel")
+
+
+@pytest.fixture(scope="session")
+def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """fer2013's layout: an image folder with 7 classes, 4 images each."""
+    folder = tmp_path_factory.mktemp("fer2013")
+    for label in range(7):
+        (folder / "test" / str(label)).mkdir(parents=True)
+        for number in range(4):
+            picture(label % 6, label * 10 + number).save(folder / "test" / str(label) / f"{number}.png")
+    return folder
