@@ -160,7 +160,7 @@ def _contours(shape: str) -> list[np.ndarray]:
         t = np.linspace(0, turn, 65)[:-1]
         across = 16 * np.sin(t) ** 3
         up = 13 * np.cos(t) - 5 * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)
-        return [np.stack([across, -(up + 2.5)], axis=1) / 17.0]
+        return [np.stack([across, -(up + 2.5)], axis=1) / 18.2]
     if shape == "arrow":
         return [np.array([(1.0, 0.0), (0.1, 0.8), (0.1, 0.3), (-0.95, 0.3), (-0.95, -0.3), (0.1, -0.3), (0.1, -0.8)])]
     if shape == "bar":

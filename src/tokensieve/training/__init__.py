@@ -1,0 +1,26 @@
+"""Training: `tokensieve train CONFIG`. The loop, the checkpoints, and one file for each thing that is learned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokensieve import config as configuration
+
+
+def run(config_path: str | Path, resume: bool = False, output: str | Path | None = None, quiet: bool = False) -> Path:
+    """Train what the file describes and write the result to its output folder, which is returned."""
+    config = configuration.load(config_path)
+    folder = Path(output) if output is not None else config.output
+
+    import torch
+
+    from tokensieve.training import clip, loop
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    learner = clip.ClipLearner(config)
+    loop.train(
+        learner, folder, steps=config.steps, checkpoint_every=config.checkpoint_every, resume=resume, quiet=quiet
+    )
+    clip.export(learner, folder)
+    return folder

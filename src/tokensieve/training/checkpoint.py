@@ -1,0 +1,168 @@
+"""Checkpoints that survive a kill at any moment: written aside, hashed, renamed; the last two are kept.
+
+A checkpoint is a folder `step-00001200` with tensors.safetensors, state.json and manifest.json. The manifest holds the
+SHA-256 of the other two and is written last, so a folder is either whole and proven or it is not a checkpoint.
+Nothing in it is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+KEPT = 2
+_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+_UNFINISHED = ".unfinished-"
+
+
+class BrokenCheckpoint(ValueError):
+    """The folder is not what was once written: a file is missing, cut short or changed."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    step: int  # steps done
+    state: Any  # what was given to `save`
+    folder: Path
+
+
+def save(run: Path, step: int, state: Any) -> Path:
+    """Write `state` (nested dicts, lists, tuples of tensors and plain values) after `step` steps; drop older ones."""
+    run.mkdir(parents=True, exist_ok=True)
+    for left_over in run.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(left_over)
+    tensors: dict[str, Tensor] = {}
+    plain = _pack(state, "", tensors)
+    bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
+    if bad:
+        raise FloatingPointError(f"step {step}: NaN or infinity in {', '.join(bad[:5])}; no checkpoint written")
+    final, aside = run / f"step-{step:08d}", run / f"{_UNFINISHED}{step:08d}"
+    aside.mkdir()
+    save_file(tensors, str(aside / _TENSORS))
+    (aside / _STATE).write_text(json.dumps({"step": step, "state": plain}, allow_nan=False), encoding="utf-8")
+    digests = {name: _digest(aside / name) for name in (_TENSORS, _STATE)}
+    (aside / _MANIFEST).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
+    for place in (aside / _TENSORS, aside / _STATE, aside / _MANIFEST, aside):
+        _sync(place)
+    if final.exists():
+        shutil.rmtree(final)
+    aside.rename(final)
+    _sync(run)
+    for old in _folders(run)[:-KEPT]:
+        shutil.rmtree(old)
+    return final
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read one checkpoint, after its hashes have been checked."""
+    try:
+        digests = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        for name in (_TENSORS, _STATE):
+            if _digest(folder / name) != digests[name]:
+                raise BrokenCheckpoint(f"{folder / name} differs from what was written (SHA-256)")
+        content = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        tensors = load_file(str(folder / _TENSORS))
+        return Checkpoint(content["step"], _unpack(content["state"], tensors), folder)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if isinstance(error, BrokenCheckpoint):
+            raise
+        raise BrokenCheckpoint(f"{folder}: {type(error).__name__}: {error}") from error
+
+
+def latest(run: Path) -> tuple[Checkpoint | None, list[BrokenCheckpoint]]:
+    """The newest checkpoint that is whole, or None; and what was wrong with the newer ones that were passed over."""
+    broken = []
+    for folder in reversed(_folders(run)):
+        try:
+            return load(folder), broken
+        except BrokenCheckpoint as error:
+            broken.append(error)
+    return None, broken
+
+
+def _folders(run: Path) -> list[Path]:
+    return sorted(path for path in run.glob("step-*") if path.is_dir())
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Have the kernel put a file's bytes, or a folder's names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# JSON has no tensors, tuples or keys that are numbers (optimizers have all three); these go as {"": [kind, value]}.
+
+
+def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"": ["tensor", name]}
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and key for key in value):
+            return {key: _pack(item, f"{name}/{key}", tensors) for key, item in value.items()}
+        return {"": ["pairs", [[key, _pack(item, f"{name}/{key}", tensors)] for key, item in value.items()]]}
+    if isinstance(value, (list, tuple)):
+        items = [_pack(item, f"{name}/{i}", tensors) for i, item in enumerate(value)]
+        return {"": ["tuple", items]} if isinstance(value, tuple) else items
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{name or 'state'}: {type(value).__name__} cannot go into a checkpoint")
+
+
+def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "" not in value:
+        return {key: _unpack(item, tensors) for key, item in value.items()}
+    kind, content = value[""]
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "pairs":
+        return {key: _unpack(item, tensors) for key, item in content}
+    return tuple(_unpack(item, tensors) for item in content)
+
+
+def generators() -> dict[str, Any]:
+    """The state of the global generators: torch (CPU and CUDA), numpy, Python."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (name, torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)),
+        "python": random.getstate(),
+    }
+
+
+def restore_generators(state: dict[str, Any]) -> None:
+    """Put the global generators back to where `generators` found them."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype("uint32"), *rest))
+    random.setstate(state["python"])
