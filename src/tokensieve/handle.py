@@ -104,9 +104,7 @@ class Handle:
     def __enter__(self) -> Handle:
         return self.attach()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.remove()
 
     # --- what the last batch did --------------------------------------------------------------------------------
@@ -165,9 +163,7 @@ class Handle:
         first, self._seen = self._seen, self._seen + x.shape[0]
         return Pass(samples=torch.arange(first, self._seen, device=x.device))
 
-    def _cut(
-        self, cut: Cut, x: Tensor, attention: Attention | None, state: Pass
-    ) -> tuple[Tensor, Attention | None]:
+    def _cut(self, cut: Cut, x: Tensor, attention: Attention | None, state: Pass) -> tuple[Tensor, Attention | None]:
         """Lets the step's method decide at this point and carries the decision out: (B, P+N, D) -> (B, P+K, D)."""
         assert self._tower is not None
         step, p = cut.step, self._tower.prefix
@@ -209,9 +205,7 @@ class Handle:
         return torch.cat([prefix, reduction.apply(tokens)], dim=1), attention
 
 
-def apply(
-    model: nn.Module, plan: Plan | str, *, seed: int = 0, context: Mapping[str, Any] | None = None
-) -> Handle:
+def apply(model: nn.Module, plan: Plan | str, *, seed: int = 0, context: Mapping[str, Any] | None = None) -> Handle:
     """The model, changed in place, runs by the plan until handle.remove(), or within `with apply(...)`.
 
     Whether the plan fits the model is decided here, before any image: a layer that does not exist, a method that needs

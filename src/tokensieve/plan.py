@@ -41,9 +41,7 @@ class Budget:
     def parse(cls, text: str) -> Budget:
         found = re.fullmatch(r"(-?)(\d+(?:\.\d+)?)(%?)", text)
         if found is None or (found[1] and found[3]) or ("." in found[2] and not found[3]):
-            raise UserError(
-                f"budget {text!r} is not understood; write 60 (keep 60 tokens), 40% (keep 40%) or -8 (remove 8)"
-            )
+            raise UserError(f"budget {text!r} is not understood; write 60 (keep 60 tokens), 40% (keep 40%) or -8 (remove 8)")
         amount = Fraction(found[2])
         if amount == 0 and not found[1]:
             raise UserError(f"budget {text!r} keeps nothing; keep at least 1 token")
@@ -203,9 +201,7 @@ def _parse_options(method: Method, text: str) -> dict[str, Any]:
             raise UserError(f"{method.name}: option {pair!r} should read name=value, for example rest=merge")
         if name not in method.options:
             allowed = ", ".join(method.options) or "none"
-            raise UserError(
-                f"{method.name}: no option {name!r}.{did_you_mean(name, method.options)} Options: {allowed}"
-            )
+            raise UserError(f"{method.name}: no option {name!r}.{did_you_mean(name, method.options)} Options: {allowed}")
         if name in given:
             raise UserError(f"{method.name}: option {name!r} is given twice")
         given[name] = method.options[name].read(value, name, method.name)

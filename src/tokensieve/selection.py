@@ -130,9 +130,7 @@ class PrunedVisionEncoder(nn.Module):
         return self._handle.ledger
 
 
-def _select(
-    tokens: Tensor, k: int, m: int, alpha: float, attention: Attention | nn.Module, normalize: str
-) -> Reduction:
+def _select(tokens: Tensor, k: int, m: int, alpha: float, attention: Attention | nn.Module, normalize: str) -> Reduction:
     _check(k=k, m=m, alpha=alpha, normalize=normalize)
     n = tokens.shape[1] - 1
     if k + m >= n:

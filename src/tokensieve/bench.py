@@ -1,0 +1,195 @@
+"""How much of the possible speed a plan really gives: full model, plan and oracle, timed in one interleaved run.
+
+The oracle runs the same blocks on the same numbers of tokens, chosen at no cost (the first ones). What a plan reaches of
+the oracle's speed-up is its realized fraction; the rest is what choosing costs. In each round every variant runs once, in
+an order that rotates from round to round; ratios are medians over the rounds of ratios within a round, so that a machine
+that slows down for a while slows all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tokensieve
+from tokensieve.core import Reduction, View
+from tokensieve.flops import gflops
+from tokensieve.handle import Handle, apply
+from tokensieve.methods import describe
+from tokensieve.plan import Budget, Plan, Step, Where
+
+
+def first(view: View, keep: int) -> Reduction:
+    """The first tokens: a choice that costs nothing."""
+    index = torch.arange(keep, device=view.tokens.device).expand(view.tokens.shape[0], -1)
+    return Reduction(index=index, n=view.n)
+
+
+def oracle(handle: Handle) -> Plan:
+    """The plan that cuts where the handle's last batch was cut, to the same numbers of tokens, at no cost."""
+    method = describe(first)
+    cuts = [row for row in handle.ledger if row.tokens_out < row.tokens_in]
+    return Plan(tuple(Step(method, Where.parse(row.layer), Budget("keep", Fraction(row.tokens_out))) for row in cuts))
+
+
+def run(
+    model: str = "ViT-B-16",
+    pretrained: str = "",
+    plans: list[str] | None = None,
+    batch_sizes: list[int] | None = None,
+    repeats: int = 10,
+    device: str | None = None,
+    output: str | None = None,
+    quiet: bool = False,
+    image_size: int | None = None,
+) -> list[dict[str, Any]]:
+    """Measures every plan at every batch size; prints a table, writes JSON to output, returns the rows."""
+    from tokensieve import results
+    from tokensieve.models import load
+
+    parsed = [Plan.parse(plan) for plan in plans or ["anchor(k=10,m=50)"]]
+    if output is not None:
+        results.check_writable(Path(output))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    clip = load.architecture(model, pretrained, image_size).to(device).eval()
+    height, width = clip.visual.image_size
+    rows = []
+    for batch_size in batch_sizes or [16]:
+        images = torch.randn(batch_size, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
+        for row in measure(clip, images, parsed, repeats, quiet):
+            rows.append({"model": model, "pretrained": pretrained or None, "device": device} | row)
+    if output is not None:
+        results.write_json(Path(output), {"rows": rows, "versions": versions()})
+    if not quiet:
+        _print_table(rows)
+    return rows
+
+
+def measure(clip: Any, images: Tensor, plans: list[Plan], repeats: int, quiet: bool = True) -> list[dict[str, Any]]:
+    """One row a plan for this batch of images (B, 3, h, w)."""
+    from tqdm import trange
+
+    def encode(handle: Handle | None) -> Callable[[], Any]:
+        def call() -> Any:
+            with torch.no_grad():
+                if handle is None:
+                    return clip.encode_image(images)
+                with handle:
+                    return clip.encode_image(images)
+
+        return call
+
+    handles, oracles = [], []
+    for plan in plans:
+        with apply(clip, plan) as handle:
+            clip.encode_image(images[:1])
+        handles.append(handle)
+        with apply(clip, oracle(handle)) as ideal:
+            oracles.append(ideal)
+    calls = [encode(handle) for handle in (None, *handles, *oracles)]
+    for call in calls:  # warm-up
+        call()
+    seconds: list[list[float]] = [[] for _ in calls]
+    for turn in trange(repeats, desc=f"batch {len(images)}", unit="round", disable=quiet, leave=False):
+        for number in [(turn + i) % len(calls) for i in range(len(calls))]:
+            seconds[number].append(_time(calls[number], images.device))
+    peaks = [peak_memory(call, images.device) for call in calls[: 1 + len(plans)]]
+    full, reduced, ideal_times = seconds[0], seconds[1 : 1 + len(plans)], seconds[1 + len(plans) :]
+    cost_full = gflops(lambda: clip.encode_image(images[:1]))
+    rows = []
+    for i, plan in enumerate(plans):
+        with handles[i]:
+            cost = gflops(lambda: clip.encode_image(images[:1]))
+        rows.append(
+            {
+                "plan": str(plan),
+                "batch_size": len(images),
+                "layers": [vars(row) for row in handles[i].ledger],
+                "seconds_full": statistics.median(full),
+                "seconds": statistics.median(reduced[i]),
+                "seconds_oracle": statistics.median(ideal_times[i]),
+                "speedup": _ratio(full, reduced[i]),
+                "speedup_oracle": _ratio(full, ideal_times[i]),
+                "realized": _ratio(ideal_times[i], reduced[i]),
+                "gflops_full": cost_full,
+                "gflops": cost,
+                "peak_mib_full": peaks[0],
+                "peak_mib": peaks[1 + i],
+                "repeats": repeats,
+                "notes": handles[i].notes,
+            }
+        )
+    return rows
+
+
+def _ratio(slow: list[float], fast: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def _time(call: Callable[[], Any], device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    call()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def peak_memory(call: Callable[[], Any], device: torch.device) -> float | None:
+    """The most memory that tensors made during the call held at once, in MiB (weights and input not counted)."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    if device.type != "cpu":
+        return None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        most = max(most, held)
+    return most / 2**20
+
+
+def versions() -> dict[str, str]:
+    import open_clip
+
+    return {"tokensieve": tokensieve.__version__, "torch": torch.__version__, "open_clip": open_clip.__version__}
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{rows[0]['model']} on {rows[0]['device']}, medians of {rows[0]['repeats']} interleaved rounds")
+    table.add_column("plan", overflow="fold")
+    for head in ("batch", "full s", "plan s", "oracle s", "speed-up", "oracle", "realized", "GFLOPs", "peak MiB"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        peak = "-" if row["peak_mib"] is None else f"{row['peak_mib_full']:.0f} -> {row['peak_mib']:.0f}"
+        table.add_row(
+            row["plan"],
+            str(row["batch_size"]),
+            *(f"{row[key]:.3f}" for key in ("seconds_full", "seconds", "seconds_oracle")),
+            *(f"{row[key]:.2f}x" for key in ("speedup", "speedup_oracle")),
+            f"{row['realized']:.3f}",
+            f"{row['gflops_full']:.2f} -> {row['gflops']:.2f}",
+            peak,
+        )
+    Console().print(table)

@@ -1,0 +1,124 @@
+"""Reductions: both forms carry any tensor through, compose, and keep account of sizes."""
+
+import pytest
+import torch
+
+from tokensieve import Reduction
+from tokensieve.methods import get_method
+from tokensieve.scoring import noise
+from tokensieve.testing import decide, make_view
+
+B, N = 2, 12
+
+
+def selection(k, n=N, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return Reduction.keep(torch.stack([torch.randperm(n, generator=g)[:k] for _ in range(B)]), n)
+
+
+def merging(k, n=N, seed=0, sizes=None):
+    g = torch.Generator().manual_seed(seed)
+    groups = torch.cat([torch.arange(k).expand(B, -1), torch.randint(-1, k, (B, n - k), generator=g)], dim=1)
+    return Reduction.merge(groups, torch.arange(k).expand(B, -1), torch.ones(B, n) if sizes is None else sizes)
+
+
+@pytest.mark.parametrize("reduction", [selection(5), merging(5)], ids=["index", "weight"])
+@pytest.mark.parametrize("shape", [(B, N), (B, N, 3), (B, N, 2, 3)])
+def test_apply_is_the_matrix_product(reduction, shape):
+    x = torch.randn(shape)
+    slow = torch.einsum("bkn,bn...->bk...", reduction.as_weight(), x)
+    torch.testing.assert_close(reduction.apply(x), slow)
+
+
+@pytest.mark.parametrize("first", [selection(8), merging(8)], ids=["index", "weight"])
+@pytest.mark.parametrize("kind", ["index", "weight"])
+def test_then_is_one_after_the_other(first, kind):
+    second = (
+        selection(3, n=8, seed=1)
+        if kind == "index"
+        else merging(3, n=8, seed=1, sizes=first.carry_sizes(None) if first.sizes is not None else None)
+    )
+    x = torch.randn(B, N, 4)
+    both = first.then(second)
+    torch.testing.assert_close(both.apply(x), second.apply(first.apply(x)))
+    assert both.n == N and both.k == 3
+    torch.testing.assert_close(both.index, first.index.gather(1, second.index))
+    for b in range(B):  # follow every patch by hand
+        for i in range(N):
+            one = first.groups[b, i]
+            assert both.groups[b, i] == (-1 if one < 0 else second.groups[b, one])
+
+
+def test_zero_fill_keeps_length_and_places():
+    reduction, x = selection(4), torch.randn(B, N, 3)
+    filled = reduction.zero_fill(x)
+    for b in range(B):
+        for i in range(N):
+            assert torch.equal(filled[b, i], x[b, i] if i in reduction.index[b] else torch.zeros(3))
+
+
+def test_merge_is_the_size_weighted_mean_and_conserves_sizes():
+    sizes = torch.randint(1, 6, (B, N)).float()
+    reduction, x = merging(4, sizes=sizes), torch.randn(B, N, 3)
+    out = reduction.apply(x)
+    for b in range(B):
+        for k in range(4):
+            members = [i for i in range(N) if reduction.groups[b, i] == k]
+            mass = sum(sizes[b, i] for i in members)
+            torch.testing.assert_close(out[b, k], sum(sizes[b, i] * x[b, i] for i in members) / mass)
+            assert reduction.sizes[b, k] == mass
+
+
+def test_merge_of_equal_tokens_keeps_their_norm():
+    x = torch.randn(B, 1, 3).expand(-1, N, -1)
+    torch.testing.assert_close(merging(4).apply(x), x[:, :4])
+
+
+def test_rest_merge_joins_the_most_similar_kept_token():
+    view = make_view(merged=True)
+    random = get_method("random")
+    chosen, settled = decide(random, view, 6), decide(random, view, 6, "merge")
+    kept = chosen.index
+    for b in range(view.tokens.shape[0]):
+        for i in range(view.n):
+            cosines = [torch.cosine_similarity(view.tokens[b, i], view.tokens[b, j], dim=0) for j in kept[b]]
+            nearest = kept[b].tolist().index(i) if i in kept[b] else int(torch.stack(cosines).argmax())
+            assert settled.groups[b, i] == nearest
+    torch.testing.assert_close(settled.sizes.sum(-1), view.sizes.sum(-1))
+
+
+def test_rest_fuse_is_one_more_token_by_score():
+    view, anchor = make_view(), get_method("anchor")
+    chosen, settled = decide(anchor, view, 6), decide(anchor, view, 6, "fuse")
+    out = settled.apply(view.tokens)
+    for b in range(view.tokens.shape[0]):
+        rest = [i for i in range(view.n) if i not in chosen.index[b]]
+        lowest = chosen.scores[b].min()
+        worth = torch.stack([chosen.scores[b, i] - lowest for i in rest])
+        torch.testing.assert_close(out[b, -1], (worth / worth.sum()) @ view.tokens[b, rest])
+        assert settled.sizes[b, -1] == len(rest)
+        assert settled.index[b, -1] == rest[int(worth.argmax())]
+
+
+def test_gate_passes_the_value_forward_and_the_gradient_to_the_scores():
+    scores = torch.randn(B, N, requires_grad=True)
+    index = scores.topk(5).indices
+    soft = scores.sigmoid().gather(1, index)
+    reduction = Reduction.keep(index, N, gate=1 + soft - soft.detach())
+    x = torch.randn(B, N, 3)
+    out = reduction.apply(x)
+    torch.testing.assert_close(out, x.gather(1, reduction.index[..., None].expand(-1, -1, 3)))
+    out.square().sum().backward()
+    assert (scores.grad.gather(1, index) != 0).all()
+    torch.testing.assert_close(reduction.then(selection(2, n=5)).apply(x), selection(2, n=5).apply(out))
+
+
+def test_noise_belongs_to_the_image_and_looks_uniform():
+    all_at_once = noise(torch.arange(64), 300, seed=3)
+    alone = torch.cat([noise(torch.tensor([i]), 300, seed=3) for i in range(64)])
+    assert torch.equal(all_at_once, alone)
+    assert not torch.equal(all_at_once, noise(torch.arange(64), 300, seed=4))
+    assert all_at_once.min() >= 0 and all_at_once.max() < 1
+    assert abs(all_at_once.mean() - 0.5) < 0.01 and abs(all_at_once.var() - 1 / 12) < 0.005
+    flat = all_at_once - all_at_once.mean()
+    assert abs((flat[:-1] * flat[1:]).mean()) < 0.003 and abs((flat[:, :-1] * flat[:, 1:]).mean()) < 0.003

@@ -1,0 +1,77 @@
+"""Entries of the attention equal those of the whole matrix, which only the test builds."""
+
+import pytest
+import torch
+
+from tokensieve import scoring
+from tokensieve.scoring import Attention, attend, minmax, top
+
+
+def whole_matrix(q, k, scale, bias=None):
+    """softmax(q k^T * scale + bias), head by head and row by row: (B, T, T), mean over heads."""
+    batch, heads, length, _ = q.shape
+    out = torch.zeros(batch, length, length)
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(length):
+                logits = torch.stack([(q[b, h, i] * k[b, h, j]).sum() * scale for j in range(length)])
+                if bias is not None:
+                    logits = logits + bias[b, 0, 0]
+                out[b, i] += (logits.exp() / logits.exp().sum()) / heads
+    return out
+
+
+@pytest.fixture(params=["plain", "biased"])
+def parts(request):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 11, 8)
+    bias = torch.rand(2, 1, 1, 11) * 3 if request.param == "biased" else None
+    return q, k, v, bias
+
+
+@pytest.mark.parametrize("kernel_gives_lse", [True, False])
+@pytest.mark.parametrize("rows_at_once", [4, 128])
+def test_entries_are_those_of_the_whole_matrix(parts, kernel_gives_lse, rows_at_once, monkeypatch):
+    monkeypatch.setattr(scoring, "ROWS_AT_ONCE", rows_at_once)
+    q, k, v, bias = parts
+    p, scale = 2, 8**-0.5
+    lse = attend(q, k, v, bias, scale)[1] if kernel_gives_lse else None
+    seen = Attention(q, k, p, scale, bias, lse)
+    matrix = whole_matrix(q, k, scale, bias)
+    torch.testing.assert_close(seen.cls_row(), matrix[:, 0, p:])
+    index = torch.tensor([[0, 3, 8], [1, 2, 5]])
+    wanted = torch.stack([matrix[b, p:][:, p + index[b]] for b in range(2)])
+    torch.testing.assert_close(seen.columns(index), wanted)
+    torch.testing.assert_close(seen.received(), matrix.mean(1)[:, p:])
+    torch.testing.assert_close(seen.keys(), k.mean(1)[:, p:])
+
+
+def test_selected_entries_are_not_normalised_anew(parts):
+    q, k, _, bias = parts
+    whole = Attention(q, k, 1, 8**-0.5, bias)
+    index = torch.tensor([[0, 4, 7], [2, 3, 9]])
+    part = whole.select(index)
+    torch.testing.assert_close(part.cls_row(), whole.cls_row().gather(1, index))
+    for b in range(2):
+        torch.testing.assert_close(
+            part.columns(torch.tensor([[1], [1]]))[b, :, 0], whole.columns(index[:, 1:2])[b, index[b], 0]
+        )
+
+
+def test_attend_is_the_softmax_mean(parts):
+    q, k, v, bias = parts
+    out, lse = attend(q, k, v, bias, 8**-0.5)
+    logits = q @ k.transpose(-1, -2) * 8**-0.5 + (0 if bias is None else bias)
+    torch.testing.assert_close(out, logits.softmax(-1) @ v)
+    torch.testing.assert_close(lse, logits.logsumexp(-1))
+
+
+def test_top_is_stable_and_in_raster_order():
+    scores = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    assert top(scores, 2).tolist() == [[1, 2], [0, 1]]
+    assert top(scores.bfloat16(), 4).tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+def test_minmax_of_equal_scores_is_zero_not_nan():
+    assert minmax(torch.full((2, 5), 0.3)).eq(0).all()
+    assert minmax(torch.tensor([[2.0, 4.0, 3.0]])).tolist() == [[0.0, 1.0, 0.5]]
