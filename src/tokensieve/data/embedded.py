@@ -36,7 +36,8 @@ _HELD_OUT_START = 10_000_000  # the same seed's far end, so that seen and held-o
 def split_seed(split: str, run: int = 0) -> int:
     """The seed of a split's scenes. Training runs with different seeds see different scenes, never those of val or test."""
     if split not in SPLITS:
-        raise UserError(f"no split {split!r} of the embedded data; there are: {', '.join(SPLITS)}.{did_you_mean(split, SPLITS)}")
+        known = ", ".join(SPLITS)
+        raise UserError(f"no split {split!r} of the embedded data; there are: {known}.{did_you_mean(split, SPLITS)}")
     return _FIRST_TRAIN_SEED + run if split == "train" else _SEEDS[split]
 
 

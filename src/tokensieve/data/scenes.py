@@ -233,7 +233,8 @@ def _draw(canvas: np.ndarray, thing: Thing) -> None:
     cover = np.clip(np.float32(0.5) - distance * np.float32(radius), 0, 1)  # (h, w)
     paint = np.array(thing.rgb, np.float32)[:, None, None]  # (3, 1, 1)
     if thing.texture == "stripes":
-        paint = paint * (np.float32(0.86) + np.float32(0.14) * np.sin(u * np.float32(6 + thing.phase) + np.float32(thing.phase)))
+        wave = np.sin(u * np.float32(6 + thing.phase) + np.float32(thing.phase))
+        paint = paint * (np.float32(0.86) + np.float32(0.14) * wave)
     elif thing.texture == "checks":
         fine = np.float32(3 + thing.phase / 2)
         paint = paint * (np.float32(0.86) + np.float32(0.14) * np.sign(np.sin(u * fine) * np.sin(v * fine)))
@@ -317,7 +318,7 @@ def several(
     wanted = int(rng.integers(2, 5)) if count is None else count
     chosen: list[Pair] = []
     while len(chosen) < wanted:
-        colour, shape = pairs[rng.integers(len(pairs))]
+        colour, shape = pairs[int(rng.integers(len(pairs)))]
         if all(colour != c and shape != s for c, s in chosen):
             chosen.append((colour, shape))
     placed: list[Thing] = []
@@ -388,5 +389,5 @@ def ask(seed: int, index: int, pairs: Sequence[Pair] = PAIRS) -> tuple[Scene, Qu
     present = {t.pair for t in scene.objects}
     answer = "yes" if rng.random() < 0.5 else "no"
     while answer == "no" and asked in present:
-        asked = pairs[rng.integers(len(pairs))]
+        asked = pairs[int(rng.integers(len(pairs)))]
     return scene, Question(kind, f"is there a {name_of(asked)}?", answer, ("yes", "no"))

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from tokensieve.data.scenes import COLOURS, SHAPES
 
-WORDS = (
-    *COLOURS,
-    *SHAPES,
-    *"a an the of in on at and or with to from is are was there here this that it one two three four five no yes not".split(),
-    *"picture photo image drawing scene view thing object something objects things shape colour background".split(),
-    *"left right above below beside between next near over under seen what where how many which who do you see".split(),
-    *"big small large little bright dark blurry noisy cluttered some any all each other only".split(),
-    *". , ? ! : ;".split(),
-)
+_OTHER_WORDS = """
+a an the of in on at and or with to from is are was there here this that it one two three four five no yes not
+picture photo image drawing scene view thing object something objects things shape colour background
+left right above below beside between next near over under seen what where how many which who do you see
+big small large little bright dark blurry noisy cluttered some any all each other only
+. , ? ! : ;
+"""
+WORDS = (*COLOURS, *SHAPES, *_OTHER_WORDS.split())
 
 
 def write(folder: Path) -> None:

@@ -83,7 +83,7 @@ def load(folder: Path) -> Checkpoint:
 
 def latest(run: Path) -> tuple[Checkpoint | None, list[BrokenCheckpoint]]:
     """The newest checkpoint that is whole, or None; and what was wrong with the newer ones that were passed over."""
-    broken = []
+    broken: list[BrokenCheckpoint] = []
     for folder in reversed(_folders(run)):
         try:
             return load(folder), broken
@@ -153,7 +153,7 @@ def generators() -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (name, torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)),
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype("int64")), int(position), int(has_gauss), float(cached)),
         "python": random.getstate(),
     }
 

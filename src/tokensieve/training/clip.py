@@ -54,7 +54,8 @@ def window(image: np.ndarray, thing: scenes.Thing, side: int, rng: np.random.Gen
     corner = []
     for centre in (thing.y, thing.x):
         low, high = max(0.0, centre + thing.size / 2 - side), min(scenes.SIZE - side, centre - thing.size / 2)
-        corner.append(round(rng.uniform(low, high)) if low < high else round(min(max(centre - side / 2, 0), scenes.SIZE - side)))
+        middle = min(max(centre - side / 2, 0.0), scenes.SIZE - side)  # for an object larger than the window
+        corner.append(round(rng.uniform(low, high) if low < high else middle))
     top, left = corner
     return image[top : top + side, left : left + side]
 
@@ -117,7 +118,7 @@ def encode_window(visual: nn.Module, pixels: Tensor, corner: tuple[int, int]) ->
 
 
 def encode_words(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Normalised text features, computed without the padding that all the texts share: it comes last, and attention is causal."""
+    """Normalised text features, without the padding all texts share: it comes last and attention is causal."""
     longest = int((tokens != 0).sum(1).max())
     short = {
         "positional_embedding": model.positional_embedding[:longest],  # type: ignore[index]

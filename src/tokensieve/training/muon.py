@@ -51,8 +51,9 @@ class Muon(torch.optim.Optimizer):
         directions = []
         for weight in weights:
             velocity = self.state[weight].setdefault("velocity", torch.zeros_like(weight))
-            velocity.mul_(group["momentum"]).add_(weight.grad)
-            directions.append(torch.add(weight.grad, velocity, alpha=group["momentum"]))  # Nesterov's look ahead
+            gradient: Tensor = weight.grad  # type: ignore[assignment]
+            velocity.mul_(group["momentum"]).add_(gradient)
+            directions.append(torch.add(gradient, velocity, alpha=group["momentum"]))  # Nesterov's look ahead
         fused = 3 if rows == 3 * columns else 1
         stack = torch.stack(directions).view(-1, rows // fused, columns)  # (matrices, rows, columns)
         updates = orthogonalize(stack).reshape(len(weights), rows, columns)
