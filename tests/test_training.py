@@ -161,6 +161,28 @@ def test_resuming_passes_over_a_broken_checkpoint_and_mends_the_log(tmp_path, ca
     assert (tmp_path / "log.jsonl").read_text() == before  # the generators went on where they were
 
 
+def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
+    learner = clip.ClipLearner(config.load(written(tmp_path)))
+    other = clip.ClipLearner(config.load(written(tmp_path, TINY.replace("lr: 1e-3", "lr: 2e-3"))))
+    with pytest.raises(UserError, match="optimizer"):
+        other.restore(learner.state())
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--output"):
+        loop.train(Stub(), tmp_path / "file" / "run", steps=1, checkpoint_every=1, quiet=True)
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    with pytest.raises(UserError, match="no space left"):
+        loop.train(Stub(), tmp_path, steps=1, checkpoint_every=1, quiet=True)
+
+
 def test_when_no_checkpoint_is_whole_it_says_so(tmp_path):
     loop.train(Stub(), tmp_path, steps=1, checkpoint_every=1, quiet=True)
     (tmp_path / "step-00000001" / "manifest.json").unlink()

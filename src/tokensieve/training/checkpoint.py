@@ -39,7 +39,10 @@ class Checkpoint:
 
 
 def save(run: Path, step: int, state: Any) -> Path:
-    """Write `state` (nested dicts, lists, tuples of tensors and plain values) after `step` steps; drop older ones."""
+    """Write `state` (nested dicts, lists, tuples of tensors and plain values) after `step` steps; drop older ones.
+
+    Raises OSError when it cannot be written and FloatingPointError when a tensor is not finite; the ones before stay.
+    """
     run.mkdir(parents=True, exist_ok=True)
     for left_over in run.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(left_over)
@@ -50,7 +53,10 @@ def save(run: Path, step: int, state: Any) -> Path:
         raise FloatingPointError(f"step {step}: NaN or infinity in {', '.join(bad[:5])}; no checkpoint written")
     final, aside = run / f"step-{step:08d}", run / f"{_UNFINISHED}{step:08d}"
     aside.mkdir()
-    save_file(tensors, str(aside / _TENSORS))
+    try:
+        save_file(tensors, str(aside / _TENSORS))
+    except SafetensorError as error:  # how safetensors tells of a full disk
+        raise OSError(f"{aside / _TENSORS}: {error}") from error
     (aside / _STATE).write_text(json.dumps({"step": step, "state": plain}, allow_nan=False), encoding="utf-8")
     digests = {name: _digest(aside / name) for name in (_TENSORS, _STATE)}
     (aside / _MANIFEST).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")

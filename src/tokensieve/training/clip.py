@@ -29,6 +29,7 @@ from tokensieve import embedded
 from tokensieve.config import ClipTraining, Optimizer, Phase
 from tokensieve.data import scenes
 from tokensieve.data.embedded import TEMPLATES, EmbeddedScenes, as_batch, split_seed
+from tokensieve.errors import UserError
 from tokensieve.training.loop import LOG
 from tokensieve.training.muon import Muon
 
@@ -221,6 +222,7 @@ class ClipLearner:
 
     def state(self) -> dict[str, Any]:
         return {
+            "recipe": self._recipe(),
             "model": self.model.state_dict(),
             "muon": self.muon.state_dict(),
             "adamw": self.adamw.state_dict(),
@@ -228,7 +230,17 @@ class ClipLearner:
             "seconds": self.seconds,
         }
 
+    def _recipe(self) -> dict[str, Any]:
+        """What decides the result: all of the configuration but how and where the work is done."""
+        return json.loads(self.config.model_dump_json(exclude={"output", "workers", "threads", "checkpoint_every", "evaluate"}))
+
     def restore(self, state: dict[str, Any]) -> None:
+        changed = [key for key, value in self._recipe().items() if state["recipe"].get(key) != value]
+        if changed:
+            raise UserError(
+                f"the run was begun with other values of {', '.join(changed)}; "
+                "restore them in the configuration, or begin a new run with another --output"
+            )
         self.model.load_state_dict(state["model"])
         self.muon.load_state_dict(state["muon"])
         self.adamw.load_state_dict(state["adamw"])

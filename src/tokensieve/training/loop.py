@@ -69,28 +69,44 @@ def train(learner: Learner, run: Path, *, steps: int, checkpoint_every: int, res
             bar.set_postfix_str(_told(losses), refresh=False)
             done = index + 1
             if done % checkpoint_every == 0 or done == steps or signals.caught is not None:
-                folder = checkpoint.save(run, done, {"learner": learner.state(), "generators": checkpoint.generators()})
+                folder = _save(learner, run, done)
             if signals.caught is not None and done < steps:
                 bar.close()
                 print(f"stopped after step {done} of {steps}; checkpoint in {folder}; continue with --resume", file=sys.stderr)
                 raise SystemExit(128 + signals.caught)
 
 
+def _save(learner: Learner, run: Path, done: int) -> Path:
+    try:
+        return checkpoint.save(run, done, {"learner": learner.state(), "generators": checkpoint.generators()})
+    except OSError as error:
+        raise UserError(
+            f"step {done}: no checkpoint could be written to {run} ({error}); the one before is intact: "
+            "make room and continue with --resume"
+        ) from error
+    except FloatingPointError as error:
+        raise UserError(f"{error}; the one before is good: resume with a lower learning rate") from error
+
+
 def _begin(learner: Learner, run: Path, resume: bool, quiet: bool) -> int:
     """Restore the newest good checkpoint, if that is wanted and there is one. Returns the step to begin with."""
-    run.mkdir(parents=True, exist_ok=True)
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        (run / LOG).touch()
+    except OSError as error:
+        raise UserError(f"{str(run)!r} cannot be written to ({error.strerror}); give another folder with --output") from None
     found, broken = checkpoint.latest(run)
     if not resume:
         if found or broken:
             raise UserError(f"{run} holds a run already; add --resume to continue it, or give another folder with --output")
-        (run / LOG).unlink(missing_ok=True)
+        (run / LOG).write_text("", encoding="utf-8")
         return 0
     for error in broken:
         print(f"passed over a broken checkpoint: {error}", file=sys.stderr)
     if found is None:
         if broken:
             raise UserError(f"no whole checkpoint in {run}; start again with another folder (--output)")
-        (run / LOG).unlink(missing_ok=True)
+        (run / LOG).write_text("", encoding="utf-8")
         return 0
     learner.restore(found.state["learner"])
     checkpoint.restore_generators(found.state["generators"])
