@@ -1,0 +1,96 @@
+"""Writes the tables of README and docs/results.md from the result files that the program made.
+
+    python benchmarks/tables.py
+
+Each table stands between <!-- table:NAME --> and <!-- /table --> and is replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def read(pattern: str) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob(pattern))]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join("---" if i == 0 else "---:" for i in range(len(head))) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def accuracy(row: dict[str, Any]) -> str:
+    return f"{100 * row['metrics']['acc1']:.1f} ± {100 * row['metrics']['acc1_stderr']:.1f}"
+
+
+def order(row: dict[str, Any]) -> tuple[int, str]:
+    return (-(row["reduction"]["tokens_out"] or 0), row["reduction"]["plan"])
+
+
+def embedded() -> str:
+    """All plans on the embedded test set, seen and held-out pairs."""
+    held = {row["reduction"]["plan"]: row for row in read("embedded-heldout_*.json")}
+    rows = []
+    for row in sorted(read("embedded_*.json"), key=order):
+        cut = row["reduction"]
+        plan = cut["plan"]
+        speed = cut["images_per_second"] / cut["images_per_second_full"]
+        tokens, cost = f"{cut['tokens_in']} → {cut['tokens_out']}", f"{cut['gflops']:.2f}"
+        rows.append([f"`{plan}`", tokens, accuracy(row), accuracy(held[plan]), cost, f"{speed:.2f}x"])
+    return table(["plan", "patch tokens", "acc1 seen pairs, %", "acc1 held-out pairs, %", "GFLOPs", "speed-up"], rows)
+
+
+def default_job() -> str:
+    """What `make eval` prints."""
+    rows = []
+    for row in sorted(read("default_*.json"), key=lambda row: (row["reduction"]["plan"] != "none", order(row))):
+        cut = row["reduction"]
+        speed = cut["images_per_second"] / cut["images_per_second_full"]
+        tokens = f"{cut['tokens_in']} → {cut['tokens_out']}"
+        rows.append([f"`{cut['plan']}`", tokens, accuracy(row), f"{cut['gflops']:.2f}", f"{speed:.2f}x"])
+    return table(["plan", "patch tokens", "acc1, %", "GFLOPs", "speed-up"], rows)
+
+
+def speed() -> str:
+    """Realized fractions of `tokensieve bench`."""
+    rows = []
+    for bench in read("bench_*.json"):
+        for row in bench["rows"]:
+            times = [f"{row[key]:.2f}x" for key in ("speedup", "speedup_oracle")]
+            cost = f"{row['gflops_full']:.1f} → {row['gflops']:.1f}"
+            rows.append([row["model"], str(row["batch_size"]), f"`{row['plan']}`", *times, f"{row['realized']:.3f}", cost])
+    return table(["model", "batch", "plan", "speed-up", "oracle", "realized", "GFLOPs"], rows)
+
+
+def throughput() -> str:
+    """Evaluation throughput against clip_benchmark's loop."""
+    (result,) = read("throughput.json")
+    rows = [[f"`{row['run']}`", f"{row['times_clip_benchmark']:.2f}"] for row in result["rows"]]
+    return table([f"{result['model']}, batch {result['batch_size']}", "throughput / clip_benchmark"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "default": default_job,
+    "embedded": embedded,
+    "speed": speed,
+    "throughput": throughput,
+}
+
+
+def main() -> None:
+    for path in (ROOT / "README.md", ROOT / "docs" / "results.md"):
+        text = path.read_text(encoding="utf-8")
+        pattern = r"<!-- table:(\w+) -->\n.*?<!-- /table -->"
+        text = re.sub(pattern, lambda m: f"<!-- table:{m[1]} -->\n{TABLES[m[1]]()}\n<!-- /table -->", text, flags=re.S)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Evaluation throughput against clip_benchmark's own loop: same model, same images on disk, interleaved rounds.
+
+    python benchmarks/throughput.py --model ViT-B-16 --images 96 --rounds 5 --output benchmarks/results/throughput.json
+
+Each round runs clip_benchmark's zero-shot loop (fp32, as with --no_amp) and ours, the latter without reduction and with each
+plan, over the same image folder, decoding and preprocessing included. Weights are random: this measures speed only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from clip_benchmark.datasets.builder import build_dataset, get_dataset_collate_fn
+from clip_benchmark.metrics.zeroshot_classification import run_classification
+from PIL import Image
+
+from tokensieve.data import sources
+from tokensieve.handle import apply
+from tokensieve.models import load
+from tokensieve.results import versions, write_json
+from tokensieve.tasks import classification
+
+PLANS = ["none", "anchor(k=10,m=50)", "anchor@2:60"]
+
+
+def write_images(root: Path, count: int) -> None:
+    """An image folder in fer2013's layout (7 classes), of 256 x 256 noise."""
+    draw = np.random.default_rng(0)
+    for number in range(count):
+        folder = root / "test" / str(number % 7)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 255, (256, 256, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="ViT-B-16")
+    parser.add_argument("--images", type=int, default=96)
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--plan", nargs="+", default=PLANS)
+    parser.add_argument("--output", default="benchmarks/results/throughput.json")
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    loaded = load.load(args.model, "")
+    width = loaded.model.visual.output_dim
+    with tempfile.TemporaryDirectory() as folder:
+        write_images(Path(folder), args.images)
+        theirs = build_dataset("fer2013", root=folder, transform=loaded.transform, split="test", download=False)
+        ours = sources.build("fer2013", loaded.transform, root=folder, split="test")
+        classifier = torch.randn(width, len(ours.classes))
+
+        def upstream() -> None:
+            collate = get_dataset_collate_fn("fer2013")
+            loader = torch.utils.data.DataLoader(theirs, args.batch_size, shuffle=False, num_workers=1, collate_fn=collate)
+            with contextlib.redirect_stderr(io.StringIO()):
+                run_classification(loaded.model, classifier, loader, "cpu", amp=False)
+
+        def sieved(plan: str) -> None:
+            batches = ((batch.images, batch.targets) for batch in ours.loader(args.batch_size, 1, pin=False))
+            with apply(loaded.model, plan):
+                classification.evaluate([loaded.model.encode_image], batches, classifier, contextlib.nullcontext)
+
+        runs = {"clip_benchmark": upstream} | {plan: (lambda plan=plan: sieved(plan)) for plan in args.plan}
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        for turn in range(args.rounds + 1):
+            names = list(runs)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                start = time.perf_counter()
+                runs[name]()
+                if turn:  # the first round warms up
+                    seconds[name].append(time.perf_counter() - start)
+    rows = []
+    for name, times in seconds.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds["clip_benchmark"], times, strict=True))
+        rows.append({"run": name, "images_per_second": args.images / statistics.median(times), "times_clip_benchmark": ratio})
+        print(f"{name:24s} {rows[-1]['images_per_second']:7.2f} images/s   {ratio:5.2f} x clip_benchmark")
+    settings = {"model": args.model, "images": args.images, "batch_size": args.batch_size, "rounds": args.rounds}
+    write_json(Path(args.output), {**settings, "rows": rows, "versions": versions()})
+
+
+if __name__ == "__main__":
+    main()
