@@ -83,10 +83,11 @@ def test_mistakes(argv: list[str], says: str) -> None:
 
 
 def test_lists_and_values_of_eval() -> None:
-    args = parse(
+    line = (
         "eval --dataset a b --model m1 m2 --pretrained p1 p2 --language en de --plan anchor@6(k=10,m=50) "
-        "--compare random:60 tome@*:-8 --recall_k 1 5 10 --load_clfs x y --normalize False --num_workers 0 --quiet".split()
+        "--compare random:60 tome@*:-8 --recall_k 1 5 10 --load_clfs x y --normalize False --num_workers 0 --quiet"
     )
+    args = parse(line.split())
     assert (args.dataset, args.model, args.pretrained, args.language) == (["a", "b"], ["m1", "m2"], ["p1", "p2"], ["en", "de"])
     assert (args.plan, args.compare) == ("anchor@6(k=10,m=50)", ["random:60", "tome@*:-8"])
     assert (args.recall_k, args.load_clfs, args.num_workers) == ([1, 5, 10], ["x", "y"], 0)

@@ -17,12 +17,11 @@ import open_clip
 import pytest
 import torch
 
-from tokensieve import evaluate, results
+from tests.pictures import CLASSES, many_hot, picture, png, write_shards
+from tokensieve import embedded, evaluate, results
 from tokensieve.cli import main
 from tokensieve.models import load
 from tokensieve.plan import Plan
-
-from tests.pictures import CLASSES, many_hot, picture, png, write_shards
 
 Run = Callable[..., SimpleNamespace]
 
@@ -72,6 +71,63 @@ def only(done: SimpleNamespace) -> dict:
 
 
 NAME = "colours_tiny.safetensors_tiny-clip_en_zeroshot_classification"
+
+
+# ------------------------------------------------------------------------------------------------------ the default job
+
+
+@pytest.fixture
+def untrained(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded model with random weights, so that nothing here depends on how far its training is."""
+    from safetensors.torch import save_model
+
+    embedded.register()
+    path = tmp_path_factory.mktemp("weights") / "w.safetensors"
+    save_model(open_clip.create_model(embedded.MODEL), str(path))
+    monkeypatch.setattr(embedded, "weights_path", lambda tag: path)
+
+
+def test_without_arguments_the_embedded_model_meets_the_controls(
+    untrained: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "--limit", "6", "--batch_size", "2", "--num_workers", "0"]) == 0
+    said = capsys.readouterr()
+    assert "in the folder results" in said.out and "6/6" in said.err
+    made = [json.loads(path.read_text()) for path in (tmp_path / "results").iterdir()]
+    assert {result["reduction"]["plan"]: result["reduction"]["tokens_out"] for result in made} == {
+        "none": 196,
+        "anchor(k=10,m=50,alpha=0.5)": 60,
+        "random:60": 60,
+        "grid:60": 60,
+    }
+    assert {(r["dataset"], r["model"], r["pretrained"]) for r in made} == {("embedded", "sieve-vit-8", "scenes-v1")}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_plan_or_a_name_makes_it_an_ordinary_run(untrained: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["--limit", "2", "--num_workers", "0", "--quiet"]
+    assert main(["eval", "--dataset", "embedded-heldout", *few]) == 0
+    assert main(["eval", "--enable_pruning", *few]) == 0
+    name = "scenes-v1_sieve-vit-8_en_zeroshot_classification.json"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"embedded-heldout_{name}", f"embedded_{name}"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--language", "de"], "'en' only"),
+        (["--split", "tset"], "Did you mean 'test'"),
+        (["--pretrained", "scenes-v2"], "scenes-v1"),
+    ],
+)
+def test_mistakes_about_the_embedded_job(
+    untrained: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, flags: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", *flags]) == 2
+    assert says in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------------- the result
@@ -577,6 +633,22 @@ def test_broken_images_in_a_folder(run: Run, faces: Path, tmp_path: Path) -> Non
     assert only(run(*flags, "--max_broken", 0.1))["run"]["n_skipped"] == 1
 
 
+def test_a_damaged_shard_ends_the_run(run: Run, shards: Path, tmp_path: Path) -> None:
+    shutil.copytree(shards, tmp_path / "d")
+    shard = tmp_path / "d/test/1.tar"
+    whole = shard.read_bytes()
+    for content in (b"no archive at all " * 100, whole[:20_000], b""):
+        shard.write_bytes(content)
+        assert "1.tar is damaged or cut off" in run("--dataset_root", "d", expect=2).err
+    shard.write_bytes(b"no archive at all " * 100 + bytes(1024))
+    for workers in (0, 2):
+        done = run("--dataset_root", "d", "--num_workers", workers, expect=2)
+        assert "cannot read a shard" in done.err and "1.tar" in done.err
+        assert done.err.count("\n") == 1 and done.files == []
+    shard.unlink()
+    assert "1.tar is missing" in run("--dataset_root", "d", expect=2).err
+
+
 def test_empty_data(run: Run, tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "none", [])
     assert "is empty" in run("--dataset_root", folder, expect=2).err
@@ -645,7 +717,7 @@ def test_every_flag_of_clip_benchmark_is_ours_with_its_default(monkeypatch: pyte
         if name not in embedded:
             same = ours[name] == value or ours[name] == [value]
             assert same, (name, ours[name], value)
-    assert results.DEFAULT_OUTPUT == expected["output"]
+    assert expected["output"] == results.DEFAULT_OUTPUT
 
 
 @pytest.mark.slow
