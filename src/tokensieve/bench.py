@@ -9,7 +9,7 @@ that slows down for a while slows all of them.
 from __future__ import annotations
 
 import statistics
-import time
+import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -21,9 +21,10 @@ from torch import Tensor
 import tokensieve
 from tokensieve.core import Reduction, View
 from tokensieve.flops import gflops
-from tokensieve.handle import Handle, apply
+from tokensieve.handle import Handle, PlanWarning, apply
 from tokensieve.methods import describe
 from tokensieve.plan import Budget, Plan, Step, Where
+from tokensieve.timing import timed
 
 
 def first(view: View, keep: int) -> Reduction:
@@ -86,21 +87,18 @@ def measure(clip: Any, images: Tensor, plans: list[Plan], repeats: int, quiet: b
 
         return call
 
-    handles, oracles = [], []
-    for plan in plans:
-        with apply(clip, plan) as handle:
-            clip.encode_image(images[:1])
-        handles.append(handle)
-        with apply(clip, oracle(handle)) as ideal:
-            oracles.append(ideal)
+    handles = [_fresh(clip, plan) for plan in plans]
+    for handle in handles:
+        encode(handle)()
+    oracles = [_fresh(clip, oracle(handle)) for handle in handles]
     calls = [encode(handle) for handle in (None, *handles, *oracles)]
     for call in calls:  # warm-up
         call()
     seconds: list[list[float]] = [[] for _ in calls]
     for turn in trange(repeats, desc=f"batch {len(images)}", unit="round", disable=quiet, leave=False):
         for number in [(turn + i) % len(calls) for i in range(len(calls))]:
-            seconds[number].append(_time(calls[number], images.device))
-    peaks = [peak_memory(call, images.device) for call in calls[: 1 + len(plans)]]
+            seconds[number].append(timed(calls[number], images.device)[1])
+    peaks = [peak_memory(call, images.device) for call in [calls[0], *(encode(_fresh(clip, plan)) for plan in plans)]]
     full, reduced, ideal_times = seconds[0], seconds[1 : 1 + len(plans)], seconds[1 + len(plans) :]
     cost_full = gflops(lambda: clip.encode_image(images[:1]))
     rows = []
@@ -129,23 +127,16 @@ def measure(clip: Any, images: Tensor, plans: list[Plan], repeats: int, quiet: b
     return rows
 
 
+def _fresh(clip: Any, plan: Plan) -> Handle:
+    """A handle that holds nothing of earlier batches, off the model; its notes are in the rows, so it says nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlanWarning)
+        with apply(clip, plan) as handle:
+            return handle
+
+
 def _ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
-
-
-def _time(call: Callable[[], Any], device: torch.device) -> float:
-    _wait(device)
-    start = time.perf_counter()
-    call()
-    _wait(device)
-    return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 def peak_memory(call: Callable[[], Any], device: torch.device) -> float | None:
@@ -174,22 +165,25 @@ def versions() -> dict[str, str]:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{rows[0]['model']} on {rows[0]['device']}, medians of {rows[0]['repeats']} interleaved rounds")
-    table.add_column("plan", overflow="fold")
-    for head in ("batch", "full s", "plan s", "oracle s", "speed-up", "oracle", "realized", "GFLOPs", "peak MiB"):
+    title = f"{rows[0]['model']} on {rows[0]['device']}, medians of {rows[0]['repeats']} interleaved rounds"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("plan", overflow="fold", min_width=18)
+    heads = ("batch", "full/plan/oracle s", "speed-up", "oracle", "realized", "GFLOPs", "peak MiB")
+    for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        peak = "-" if row["peak_mib"] is None else f"{row['peak_mib_full']:.0f} -> {row['peak_mib']:.0f}"
+        peak = "-" if row["peak_mib"] is None else f"{row['peak_mib_full']:.0f}>{row['peak_mib']:.0f}"
         table.add_row(
             row["plan"],
             str(row["batch_size"]),
-            *(f"{row[key]:.3f}" for key in ("seconds_full", "seconds", "seconds_oracle")),
+            "/".join(f"{row[key]:.3g}" for key in ("seconds_full", "seconds", "seconds_oracle")),
             *(f"{row[key]:.2f}x" for key in ("speedup", "speedup_oracle")),
             f"{row['realized']:.3f}",
-            f"{row['gflops_full']:.2f} -> {row['gflops']:.2f}",
+            f"{row['gflops_full']:.3g}>{row['gflops']:.3g}",
             peak,
         )
     Console().print(table)
