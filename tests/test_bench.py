@@ -41,7 +41,8 @@ def test_bench_measures_and_writes(tiny_clip, tmp_path, capsys):
             assert math.isfinite(row[key]) and row[key] > 0
         assert row["gflops"] < row["gflops_full"] or row["notes"]
     assert json.loads(output.read_text())["rows"] == rows
-    assert "realized" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "interleaved" in table and "anchor@1" in table and f"{rows[0]['realized']:.3f}" in table
 
 
 def test_bench_refuses_a_bad_plan_before_it_measures(tiny_clip):
