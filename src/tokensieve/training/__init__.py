@@ -22,5 +22,9 @@ def run(config_path: str | Path, resume: bool = False, output: str | Path | None
     loop.train(
         learner, folder, steps=config.steps, checkpoint_every=config.checkpoint_every, resume=resume, quiet=quiet
     )
-    clip.export(learner, folder)
+    card = clip.export(learner, folder)
+    if not quiet:
+        for name, measured in card["accuracy"].items():
+            print(f"{name:13} acc1 {measured['acc1']:.4f} +- {measured['stderr']:.4f}  (n={measured['n']})")
+        print(f"weights, card and losses in {folder}")
     return folder

@@ -9,7 +9,6 @@ ordinary CLIP that was never trained to lose tokens.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import signal
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from tokensieve import embedded
+from tokensieve import embedded, results
 from tokensieve.config import ClipTraining, Optimizer, Phase
 from tokensieve.data import scenes
 from tokensieve.data.embedded import TEMPLATES, EmbeddedScenes, as_batch, split_seed
@@ -287,17 +286,15 @@ def accuracy(learner: ClipLearner, split: str, pairs: str) -> dict[str, Any]:
     return {"acc1": round(acc1, 4), "stderr": round(math.sqrt(acc1 * (1 - acc1) / len(data)), 4), "n": len(data)}
 
 
-def export(learner: ClipLearner, run: Path) -> None:
-    """Write what ships: weights, card and loss curve."""
+def export(learner: ClipLearner, run: Path) -> dict[str, Any]:
+    """Write what ships, weights and card, and the loss curve as a table. Returns the card."""
     config = learner.config
     weights = {name: value.contiguous() for name, value in learner.model.state_dict().items()}
-    save_file(weights, str(run / f"{embedded.PRETRAINED}.safetensors"))
+    results.write_bytes(run / f"{embedded.PRETRAINED}.safetensors", safetensors.torch.save(weights))
     rows = [json.loads(row) for row in (run / LOG).read_text(encoding="utf-8").splitlines()]
     curve = _thinned(rows, every=max(1, len(rows) // 100))
-    with (run / "losses.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(curve[0]))
-        writer.writeheader()
-        writer.writerows(curve)
+    table = [",".join(curve[0]), *(",".join(map(str, row.values())) for row in curve)]
+    results.write_text(run / "losses.csv", "\n".join(table) + "\n")
     measured = {}
     if config.evaluate:
         for split, pairs in (("val", "seen"), ("val", "heldout"), ("test", "seen"), ("test", "heldout")):
@@ -321,7 +318,8 @@ def export(learner: ClipLearner, run: Path) -> None:
         "accuracy": measured,
         "loss_curve": curve,
     }
-    (run / "card.json").write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    results.write_json(run / "card.json", card)
+    return card
 
 
 def _thinned(rows: list[dict[str, float]], every: int) -> list[dict[str, float]]:

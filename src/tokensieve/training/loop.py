@@ -101,8 +101,8 @@ def _begin(learner: Learner, run: Path, resume: bool, quiet: bool) -> int:
             raise UserError(f"{run} holds a run already; add --resume to continue it, or give another folder with --output")
         (run / LOG).write_text("", encoding="utf-8")
         return 0
-    for error in broken:
-        print(f"passed over a broken checkpoint: {error}", file=sys.stderr)
+    for harm in broken:
+        print(f"passed over a broken checkpoint: {harm}", file=sys.stderr)
     if found is None:
         if broken:
             raise UserError(f"no whole checkpoint in {run}; start again with another folder (--output)")
