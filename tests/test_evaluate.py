@@ -580,6 +580,9 @@ def test_offline_with_weights_not_cached_answers_at_once(run: Run, monkeypatch: 
     done = run("--model", "ViT-B-32", "--pretrained", "openai", "--model_cache_dir", tmp_path / "none", expect=2)
     assert "not on this machine" in done.err and "--pretrained /path" in done.err
     assert constants.HF_HUB_OFFLINE is True
+    done = run("--model", "hf-hub:some/where", "--model_cache_dir", tmp_path / "none", expect=2)
+    assert "hf-hub:some/where is not on this machine" in done.err
+    assert "cannot load ViT-B-16-SigLIP" in run("--model", "ViT-B-16-SigLIP", "--pretrained", "", expect=2).err
     assert time.monotonic() - start < 20  # a miss that is retried takes 46 s
 
 
@@ -587,6 +590,11 @@ def test_offline_without_the_data_answers_at_once(run: Run, monkeypatch: pytest.
     monkeypatch.setattr(load, "reachable", lambda *hosts: False)
     done = run("--dataset", "cifar10", "--dataset_root", "not_there", expect=2)
     assert "no network" in done.err and not (tmp_path / "not_there").exists()
+    (tmp_path / "there").mkdir()
+    for name in ("cifar10", "mnist", "voc2007", "pets"):
+        done = run("--dataset", name, "--dataset_root", "there", expect=2)
+        assert "no network" in done.err and done.err.count("\n") == 1
+        assert list((tmp_path / "there").iterdir()) == []
 
 
 def test_a_proxy_is_asked_instead_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
