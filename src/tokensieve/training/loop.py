@@ -63,17 +63,17 @@ def train(learner: Learner, run: Path, *, steps: int, checkpoint_every: int, res
             if not all(math.isfinite(loss) for loss in losses.values()):
                 raise UserError(
                     f"step {index}: a loss is not finite ({_told(losses)}); "
-                    f"the last checkpoint in {run} is good: resume with a lower learning rate"
+                    f"the checkpoints in {run} are from before; begin a new run with a lower learning rate"
                 )
             log.write(json.dumps({"step": index} | {name: round(loss, 6) for name, loss in losses.items()}) + "\n")
             bar.set_postfix_str(_told(losses), refresh=False)
-            done = index + 1
-            if done % checkpoint_every == 0 or done == steps or signals.caught is not None:
+            done, stop = index + 1, signals.caught
+            if done % checkpoint_every == 0 or done == steps or stop is not None:
                 folder = _save(learner, run, done)
-            if signals.caught is not None and done < steps:
+            if stop is not None:
                 bar.close()
                 print(f"stopped after step {done} of {steps}; checkpoint in {folder}; continue with --resume", file=sys.stderr)
-                raise SystemExit(128 + signals.caught)
+                raise SystemExit(128 + stop)
 
 
 def _save(learner: Learner, run: Path, done: int) -> Path:
@@ -85,7 +85,7 @@ def _save(learner: Learner, run: Path, done: int) -> Path:
             "make room and continue with --resume"
         ) from error
     except FloatingPointError as error:
-        raise UserError(f"{error}; the one before is good: resume with a lower learning rate") from error
+        raise UserError(f"{error}; begin a new run with a lower learning rate") from error
 
 
 def _begin(learner: Learner, run: Path, resume: bool, quiet: bool) -> int:
