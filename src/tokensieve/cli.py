@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -320,7 +321,8 @@ def _terminate(number: int, frame: object) -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code: 0 done, 2 a mistake in the input, 130 interrupted, 143 terminated."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    before = signal.signal(signal.SIGTERM, _terminate)
+    in_charge = threading.current_thread() is threading.main_thread()  # only there can signals be taken
+    before = signal.signal(signal.SIGTERM, _terminate) if in_charge else None
     try:
         dispatch(parse(argv))
     except UserError as error:
@@ -336,5 +338,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if in_charge:
+            signal.signal(signal.SIGTERM, before)
     return 0

@@ -17,6 +17,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ DEFAULT_JOB = ("none", S2_DEFAULT, "random:60", "grid:60")
 DEFAULT_FOLDER = "results"
 S1_FLAGS = {"token_selection_k": 10, "token_selection_m": 50, "token_selection_alpha": 0.5}
 S2_FLAGS = {"k_anchors": 10, "top_m": 50, "alpha": 0.5, "prune_layer": None}
+SAMPLED_TURNS = {0, *(4**power for power in range(20))}  # batches on which the unreduced model is timed, if it is no plan
 # Flags of clip_benchmark that its zero-shot classification does not look at, with their defaults.
 OTHER_TASKS: dict[str, Any] = {
     "train_split": ["train"],
@@ -71,6 +74,7 @@ class Job:
 
 def run(args: argparse.Namespace) -> list[Path]:
     """Do all jobs that the arguments describe; the result files."""
+    _check_switches(args)
     bare = not any((args.dataset, args.model, args.pretrained, args.pretrained_model)) and not _plan_flags(args)
     plans = [Plan.parse(text) for text in (DEFAULT_JOB if bare else _plan_texts(args))]
     plans = list({str(plan): plan for plan in plans}.values())
@@ -111,7 +115,7 @@ def _plan_flags(args: argparse.Namespace) -> bool:
 
 def _plan_texts(args: argparse.Namespace) -> list[str]:
     """The plans of a run that is not the default one: the one asked for, or none, and those to compare."""
-    asked = []
+    asked: list[tuple[str, str]] = []
     if args.plan:
         asked.append(("--plan", args.plan))
     if args.enable_pruning:
@@ -127,6 +131,14 @@ def _plan_texts(args: argparse.Namespace) -> list[str]:
     return [text for _, text in asked] + ([] if asked else ["none"]) + args.compare
 
 
+def _check_switches(args: argparse.Namespace) -> None:
+    """A setting of S1 or S2 without its switch would be passed over in silence: a UserError."""
+    for flags, switch in ((S1_FLAGS, "enable_token_selection"), (S2_FLAGS, "enable_pruning")):
+        given = [flag for flag in flags if getattr(args, flag) is not None]
+        if given and not getattr(args, switch):
+            raise UserError(f"--{given[0]} works with --{switch} only: add --{switch}.")
+
+
 def _with_default(args: argparse.Namespace, flag: str, default: Any) -> Any:
     value = getattr(args, flag)
     return default if value is None else value
@@ -134,11 +146,9 @@ def _with_default(args: argparse.Namespace, flag: str, default: Any) -> Any:
 
 def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) -> list[Job]:
     """All combinations, with every name checked and every result file different."""
-    for flags, switch in ((S1_FLAGS, "enable_token_selection"), (S2_FLAGS, "enable_pruning")):
-        given = [flag for flag in flags if getattr(args, flag) is not None]
-        if given and not getattr(args, switch):
-            raise UserError(f"--{given[0]} works with --{switch} only: add --{switch}.")
     models = load.pairs(args.model, args.pretrained, args.pretrained_model)
+    for model, pretrained in models:
+        load.check(model, pretrained, args.model_type)
     datasets = sources.names(args.dataset)
     tasks = {name: sources.task_of(name) if args.task == "auto" else args.task for name in datasets}
     for name, task in tasks.items():
@@ -147,29 +157,19 @@ def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) ->
                 f"{name}: the task {task} is not in this version, only {classification.NAME} (one or several labels) is; "
                 f"zeroshot_retrieval, linear_probe, captioning and image_caption_selection come later."
             )
-    for model, pretrained in models:
-        load.check(model, pretrained, args.model_type)
-
-    jobs: dict[tuple[str, str, str, str], Job] = {}
+    jobs: list[Job] = []
     owner: dict[Path, str] = {}
-    for model, pretrained in models:
-        for dataset in datasets:
-            for language in args.language:
-                names = _names(model, pretrained, dataset, language, tasks[dataset])
-                files = {
-                    str(plan): results.result_path(template, plan=str(plan), several_plans=len(plans) > 1, **names)
-                    for plan in plans
-                }
-                job = Job(model, pretrained, dataset, language, tasks[dataset], files)
-                if (model, pretrained, dataset, language) in jobs:
-                    continue
-                jobs[model, pretrained, dataset, language] = job
-                for plan, path in files.items():
-                    this = f"{model},{pretrained} on {dataset} ({language}, {plan})"
-                    if path in owner:
-                        raise UserError(f"--output {template!r} names {path} both for {owner[path]} and for {this}.")
-                    owner[path] = this
-    return list(jobs.values())
+    for (model, pretrained), dataset, language in dict.fromkeys(product(models, datasets, args.language)):
+        names = _names(model, pretrained, dataset, language, tasks[dataset])
+        files = {}
+        for plan in map(str, plans):
+            path = results.result_path(template, plan=plan, several_plans=len(plans) > 1, **names)
+            this = f"{model},{pretrained} on {dataset} ({language}, {plan})"
+            if path in owner:
+                raise UserError(f"--output {template!r} names {path} both for {owner[path]} and for {this}.")
+            owner[path], files[plan] = this, path
+        jobs.append(Job(model, pretrained, dataset, language, tasks[dataset], files))
+    return jobs
 
 
 def _names(model: str, pretrained: str, dataset: str, language: str, task: str) -> dict[str, str]:
@@ -321,78 +321,94 @@ def run_job(
     }
     keys = {plan: _key(job, plan, loaded, source, settings, args.load_clfs) for plan in job.files}
     if args.skip_existing:
-        for plan, path in job.files.items():
-            if results.stored_key(path) == keys[plan]:
-                say(f"{path} is there already, made by the same settings: skipped")
-        plans = [plan for plan in plans if results.stored_key(job.files[str(plan)]) != keys[str(plan)]]
+        there = [plan for plan, path in job.files.items() if results.stored_key(path) == keys[plan]]
+        for plan in there:
+            say(f"{job.files[plan]} is there already, made by the same settings: skipped")
+        plans = [plan for plan in plans if str(plan) not in there]
         if not plans:
             return []
 
     arms = [Arm(loaded.model, plan, args.seed, precision) for plan in plans]
+    _tell_what_is_not_done(arms, job, args.strict, say)
+    full = next((arm for arm in arms if arm.plan.is_identity), None) or Arm(loaded.model, Plan.parse("none"), 0, precision)
+    classifier = _classifier(job, loaded, source, args, device, precision, show)
+    reading = _Reading(job, source, args, device, show)
+    try:
+        batches = reading.batches(also=None if full in arms else full)
+        metrics = classification.evaluate(arms, batches, classifier, precision)
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
+    reductions = _reductions(arms, full, reading.first_image)
+
+    rows: list[dict[str, Any]] = []
+    for numbers, reduction in zip(metrics, reductions, strict=True):
+        rows.append(
+            {
+                "dataset": job.dataset,
+                "model": job.model,
+                "pretrained": job.pretrained,
+                "task": job.task,
+                "metrics": numbers,
+                "language": job.language,
+                **({"classnames": source.classes} if args.dump_classnames else {}),
+                **({"templates": source.templates} if args.dump_templates else {}),
+                "reduction": reduction,
+                "run": {
+                    "versions": _versions(),
+                    **settings,
+                    "n_samples": reading.n_samples,
+                    "n_skipped": len(reading.broken),
+                    "seconds": time.perf_counter() - started,
+                    "threads": torch.get_num_threads(),
+                    "weights": loaded.fingerprint,
+                    "data": source.fingerprint,
+                    "key": keys[reduction["plan"]],
+                },
+            }
+        )
+    files = [job.files[row["reduction"]["plan"]] for row in rows]
+    for file, row in zip(files, rows, strict=True):
+        results.write_result(file, row)
+    if show:
+        print_table(job, rows, files)
+    return files
+
+
+def _tell_what_is_not_done(arms: Sequence[Arm], job: Job, strict: bool, say: _Speaker) -> None:
+    """Say what a plan does not do on this model; with --strict, a plan that is not applied is an error."""
     for arm in arms:
         for note in arm.notes:
             say(note)
         if arm.handle is None and not arm.plan.is_identity:
-            if args.strict:
+            if strict:
                 raise UserError(f"{arm.plan} cannot be applied to {job.model}: {arm.reason}")
             say(f"{arm.plan} is not applied to {job.model}, the full features are used: {arm.reason}")
-    full = next((arm for arm in arms if arm.plan.is_identity), None) or Arm(loaded.model, Plan.parse("none"), 0, precision)
 
-    classifier = _classifier(job, loaded, source, args, device, precision, show)
-    reading = _Reading(job, source, args, device, show)
-    batches = reading.batches(also=None if full in arms else full)
-    metrics = classification.evaluate(arms, batches, classifier, precision)
-    layers = [[vars(row) for row in arm.handle.ledger] if arm.handle else [] for arm in arms]  # before counting runs the model
-    cost_full = _gflops(full, reading.first_image)
 
-    run = {
-        "versions": _versions(),
-        **settings,
-        "n_samples": reading.n_samples,
-        "n_skipped": len(reading.broken),
-        "threads": torch.get_num_threads(),
-        "weights": loaded.fingerprint,
-        "data": source.fingerprint,
-    }
-    rows = []
-    for arm, numbers, cuts in zip(arms, metrics, layers, strict=True):
-        patches = cuts[0]["tokens_in"] if cuts else _patches(loaded.model)
-        reduction = {
-            "plan": str(arm.plan),
-            "applied": arm.handle is not None,
-            "reason": arm.reason,
-            "layers": cuts,
-            "tokens_in": patches,
-            "tokens_out": cuts[-1]["tokens_out"] if cuts else patches,
-            "gflops": _gflops(arm, reading.first_image) if arm.handle else cost_full,
-            "gflops_full": cost_full,
-            "images_per_second": arm.images_per_second(),
-            "images_per_second_full": full.images_per_second(),
-            "notes": arm.notes,
-        }
-        row: dict[str, Any] = {
-            "dataset": job.dataset,
-            "model": job.model,
-            "pretrained": job.pretrained,
-            "task": job.task,
-            "metrics": numbers,
-            "language": job.language,
-        }
-        if args.dump_classnames:
-            row["classnames"] = source.classes
-        if args.dump_templates:
-            row["templates"] = source.templates
-        rows.append({**row, "reduction": reduction, "run": {**run, "key": keys[str(arm.plan)]}})
-    seconds = time.perf_counter() - started
-    written = []
-    for arm, row in zip(arms, rows, strict=True):
-        row["run"]["seconds"] = seconds
-        path = job.files[str(arm.plan)]
-        results.write_result(path, row)
-        written.append(path)
-    if show:
-        print_table(job, rows, written)
-    return written
+def _reductions(arms: Sequence[Arm], full: Arm, image: Tensor | None) -> list[dict[str, Any]]:
+    """What every plan did and what it cost, with the unreduced model beside it."""
+    assert image is not None
+    ledgers = [arm.handle.ledger if arm.handle else [] for arm in arms]  # of the last batch: read before counting runs again
+    cost_full = gflops(partial(full.encode, image))
+    made = []
+    for arm, ledger in zip(arms, ledgers, strict=True):
+        patches = ledger[0].tokens_in if ledger else _patches(arm.model)
+        made.append(
+            {
+                "plan": str(arm.plan),
+                "applied": arm.handle is not None,
+                "reason": arm.reason,
+                "layers": [vars(row) for row in ledger],
+                "tokens_in": patches,
+                "tokens_out": ledger[-1].tokens_out if ledger else patches,
+                "gflops": gflops(partial(arm.encode, image)) if arm.handle else cost_full,
+                "gflops_full": cost_full,
+                "images_per_second": arm.images_per_second(),
+                "images_per_second_full": full.images_per_second(),
+                "notes": arm.notes,
+            }
+        )
+    return made
 
 
 def _key(job: Job, plan: str, loaded: Loaded, source: Source, settings: dict[str, Any], classifiers: Sequence[str]) -> str:
@@ -450,26 +466,30 @@ class _Reading:
         self.first_image: Tensor | None = None
 
     def batches(self, also: Arm | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images, targets) of every batch. `also`: the unreduced model, timed on batches 0, 1, 2, 4, 8, ..."""
+        """(images, targets) of every batch. `also`: the unreduced model, timed on batches 0, 1, 4, 16, 64, ... only."""
         loader = self.source.loader(self.args.batch_size, self.args.num_workers, pin=self.device.type == "cuda")
         title = f"{self.job.model} on {self.job.dataset}"
         with tqdm(total=self.source.size, desc=title, unit="img", disable=not self.show) as progress:
             turn = 0
             for batch in loader:
                 self._count(batch)
-                progress.update(len(batch.broken) + (0 if batch.targets is None else len(batch.targets)))
                 if batch.images is None or batch.targets is None:
+                    progress.update(len(batch.broken))
                     continue
                 images = batch.images.to(self.device, non_blocking=True)
                 if self.first_image is None:
                     self.first_image = images[:1].clone()
-                if also is not None and turn & (turn - 1) == 0:
+                if also is not None and turn in SAMPLED_TURNS:
                     also(images)
                 turn += 1
                 yield images, batch.targets
+                progress.update(len(batch.broken) + len(batch.targets))
         self._judge(self.n_samples + len(self.broken))
 
     def _count(self, batch: Batch) -> None:
+        for sample in batch.broken:
+            if sample.fatal:
+                raise UserError(f"cannot read {sample.name} of {self.job.dataset}: {sample.reason}. Fetch it again.")
         self.broken += batch.broken
         self.n_samples += 0 if batch.targets is None else len(batch.targets)
         if self.source.size is not None and len(self.broken) > self.args.max_broken * self.source.size:
@@ -477,8 +497,8 @@ class _Reading:
 
     def _judge(self, total: int) -> None:
         """Name the broken images; a UserError if they are too many, or if nothing is left."""
-        for name, reason in self.broken[:10]:
-            print(f"tokensieve: cannot read {name}: {reason}", file=sys.stderr)
+        for sample in self.broken[:10]:
+            print(f"tokensieve: cannot read {sample.name}: {sample.reason}", file=sys.stderr)
         if len(self.broken) > 10:
             print(f"tokensieve: ... and {len(self.broken) - 10} more", file=sys.stderr)
         if len(self.broken) > self.args.max_broken * total:
@@ -488,11 +508,6 @@ class _Reading:
             )
         if self.n_samples == 0:
             raise UserError(f"the data set {self.job.dataset} is empty (split {self.args.split!r}).")
-
-
-def _gflops(arm: Arm, image: Tensor | None) -> float:
-    assert image is not None
-    return gflops(lambda: arm.encode(image))
 
 
 def _patches(model: Any) -> int | None:

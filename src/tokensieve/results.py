@@ -6,6 +6,7 @@ Names follow clip_benchmark (`{dataset}_{pretrained}_{model}_{language}_{task}.j
 from __future__ import annotations
 
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -59,6 +60,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+@functools.cache
 def code_version(version: str) -> str:
     """The version, and a fingerprint of the package's source, so that edited code is another version."""
     sources = hashlib.sha256()

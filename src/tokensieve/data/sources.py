@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import tarfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _CAPTIONS = """
 """
 CLASSIFICATION, CAPTIONS = tuple(_CLASSIFICATION.split()), tuple(_CAPTIONS.split())
 PREFIXES = ("wds/", "tfds/", "vtab/")
+HOSTS = ("huggingface.co", "github.com", "image-net.org", "pytorch.org")  # if none of them answers, there is no network
 IMAGE_SUFFIXES = ("webp", "png", "jpg", "jpeg")
 
 Templates = Sequence[str] | Mapping[str, Sequence[str]]
@@ -53,6 +55,7 @@ class Broken(NamedTuple):
 
     name: str
     reason: str
+    fatal: bool = False  # what comes after it cannot be read either
 
 
 class Batch(NamedTuple):
@@ -193,9 +196,6 @@ def _embedded(name: str, transform: Callable[[Any], Tensor], split: str, languag
 
     if language != "en":
         raise UserError(f"{name} has prompts in 'en' only, not in {language!r}.")
-    splits = ("train", "val", "test")
-    if split not in splits:
-        raise UserError(f"{name} has the splits {', '.join(splits)}, not {split!r}.{did_you_mean(split, splits)}")
     scenes = EmbeddedScenes(split, pairs="heldout" if name == "embedded-heldout" else "seen", transform=transform)
     mark = digest([name, split, len(scenes)])  # drawn by code from fixed seeds, and the code is in the key already
     return Source(scenes, list(scenes.classes), list(scenes.templates), mark)
@@ -215,23 +215,23 @@ def _from_package(
 
     from tokensieve.models.load import reachable
 
-    remote = "://" in folder
-    if not name.startswith("wds/") and name != "dummy":
+    if wds_cache_dir:
+        os.makedirs(wds_cache_dir, exist_ok=True)  # webdataset asks for it to be there
+    downloads = not name.startswith("wds/") and name != "dummy"
+    if downloads:
         prompts = Path(builder.__file__).parent.glob("*_zeroshot_classification_templates.json")
         languages = sorted(path.name.split("_")[0] for path in prompts)
         if language not in languages and name != "babel_imagenet" and not custom_template_file:
             raise UserError(f"{name} has prompts in {', '.join(languages)}, not in {language!r}: give --custom_template_file.")
-        if not os.path.exists(folder) and not reachable("huggingface.co", "github.com", "image-net.org", "pytorch.org"):
+    elif name != "dummy" and "://" not in folder:
+        count = os.path.join(folder, split, "nshards.txt")
+        if not os.path.isfile(count):
             raise UserError(
-                f"the data set {name} is not in {folder!r} (--dataset_root) and there is no network to download it. "
-                f"Give the folder that holds it, or use --dataset embedded."
+                f"{name}: there is no {count}. Give --dataset_root with the folder that holds {split}/nshards.txt, "
+                f"{split}/0.tar, ... and classnames.txt, or another --split."
             )
-    elif name != "dummy" and not remote and not os.path.isfile(os.path.join(folder, split, "nshards.txt")):
-        raise UserError(
-            f"{name}: there is no {os.path.join(folder, split, 'nshards.txt')}. Give --dataset_root with the folder that "
-            f"holds {split}/nshards.txt, {split}/0.tar, ... and classnames.txt, or another --split."
-        )
-    try:
+
+    def built(download: bool) -> Any:
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"WebDataset\(shardshuffle")  # only the shard list is taken from it
             return builder.build_dataset(
@@ -239,11 +239,29 @@ def _from_package(
                 root=folder,
                 transform=transform,
                 split=split,
-                download=True,
+                download=download,
                 language=language if name != "dummy" else "en",
                 wds_cache_dir=wds_cache_dir,
-                **({"custom_template_file": custom_template_file} if custom_template_file else {}),
+                custom_template_file=custom_template_file,
             )
+
+    try:
+        if not downloads:
+            return built(download=False)
+        if os.path.exists(folder):
+            try:
+                return built(download=False)
+            except (OSError, RuntimeError) as error:  # not there yet, or not all of it
+                if not reachable(*HOSTS):
+                    raise RuntimeError(f"{error} There is no network to download it.") from error
+        elif not reachable(*HOSTS):
+            raise UserError(
+                f"the data set {name} is not in {folder!r} (--dataset_root) and there is no network to download it. "
+                f"Give the folder that holds it, or use --dataset embedded."
+            )
+        return built(download=True)
+    except UserError:
+        raise
     except ImportError as error:
         raise UserError(f"{name} needs the package {error.name or error}: pip install {error.name or '...'}") from error
     except (AssertionError, OSError, RuntimeError, ValueError, KeyError, TypeError, SystemExit) as error:
@@ -333,16 +351,25 @@ def _webdataset(given: Any, transform: Callable[[Any], Tensor], cache_dir: str |
     import webdataset
 
     shards = [shard if isinstance(shard, str) else shard["url"] for shard in given.pipeline[0].urls]
-    sizes = [os.path.getsize(shard) if os.path.isfile(shard) else shard for shard in shards]
-    missing = [shard for shard in shards if "://" not in shard and not os.path.isfile(shard)]
-    if missing:
-        raise UserError(f"the shard {missing[0]} is missing, though nshards.txt counts {len(shards)}.")
+    for shard in shards:
+        if "://" not in shard:
+            _check_shard(shard, len(shards))
     pipeline = webdataset.WebDataset(
         shards, cache_dir=cache_dir, shardshuffle=False, nodesplitter=_every_shard, empty_check=False
     )
-    mark = digest([[os.path.basename(shard) for shard in shards], sizes])
+    mark = digest([(os.path.basename(shard), os.path.getsize(shard)) if os.path.isfile(shard) else shard for shard in shards])
     stream = WebSamples(pipeline, transform)
     return Source(stream, list(given.classes or []), given.templates, mark, most_workers=len(shards))
+
+
+def _check_shard(shard: str, total: int) -> None:
+    """A UserError if the shard is not there or cut off, which a tar stream would pass over in silence."""
+    if not os.path.isfile(shard):
+        raise UserError(f"the shard {shard} is missing, though nshards.txt counts {total}.")
+    with open(shard, "rb") as file:
+        file.seek(max(0, os.path.getsize(shard) - 1024))
+        if file.read() != bytes(1024):  # two empty blocks end every tar file
+            raise UserError(f"the shard {shard} is damaged or cut off: it has not the end of a tar file. Fetch it again.")
 
 
 def _every_shard(shards: Iterable[Any]) -> Iterable[Any]:
@@ -356,8 +383,11 @@ class WebSamples(IterableDataset[Any]):
         self.pipeline, self.transform = pipeline, transform
 
     def __iter__(self) -> Iterator[Any]:
-        for sample in self.pipeline:
-            yield self._decoded(sample)
+        try:
+            for sample in self.pipeline:
+                yield self._decoded(sample)
+        except (tarfile.TarError, EOFError, OSError) as error:  # raised here, it would lose its type between processes
+            yield Broken("a shard", " ".join(str(part) for part in error.args), fatal=True)
 
     def _decoded(self, sample: Mapping[str, Any]) -> Any:
         name = str(sample["__key__"])

@@ -85,7 +85,10 @@ def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
     known = open_clip.list_models()
     if name not in known:
         raise UserError(f"open_clip has no model {model!r}.{did_you_mean(name, known)} All: open_clip.list_models().")
-    if not pretrained or os.path.isfile(pretrained) or open_clip.get_pretrained_cfg(name, pretrained):
+    if os.path.isfile(pretrained):
+        _check_file(pretrained)
+        return
+    if not pretrained or open_clip.get_pretrained_cfg(name, pretrained):
         return
     tags = [embedded.PRETRAINED] if name == embedded.MODEL else open_clip.list_pretrained_tags_by_model(name)
     if pretrained in tags:
@@ -96,6 +99,15 @@ def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
         f"there are no weights {pretrained!r} for {model}. Give --pretrained with one of: {', '.join(tags) or '(none)'}, "
         f"or a file.{did_you_mean(pretrained, tags)}"
     )
+
+
+def _check_file(path: str) -> None:
+    """A UserError if the file begins like no kind of weights."""
+    with open(path, "rb") as file:
+        start = file.read(9)
+    begins = {".safetensors": start[8:] == b"{", ".npz": start[:2] == b"PK", ".npy": start[:6] == b"\x93NUMPY"}
+    if not begins.get(Path(path).suffix, start[:2] == b"PK" or start[:1] == b"\x80"):
+        raise UserError(f"--pretrained {path} is not a file of weights (safetensors, or tensors saved by torch).")
 
 
 def load(
@@ -137,7 +149,7 @@ def _create(model: str, pretrained: str, cache_dir: str | None = None, image_siz
     weights = pretrained
     if model == embedded.MODEL and pretrained == embedded.PRETRAINED:
         weights = str(embedded.weights_path(pretrained))
-    elif (pretrained or model.startswith(SCHEMAS)) and not os.path.isfile(pretrained):
+    elif _needs_hub(model, pretrained):
         _ask_hub_only_if_there(model, pretrained, cache_dir)
     with _explained(model, pretrained):
         built, _, transform = open_clip.create_model_and_transforms(
@@ -176,18 +188,35 @@ def _hub_host() -> str:
     return urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).netloc
 
 
+def _needs_hub(model: str, pretrained: str) -> bool:
+    """Whether open_clip would ask the Hub for weights, a tokenizer or a text tower."""
+    import open_clip
+
+    if model.startswith(SCHEMAS):
+        return model.startswith("hf-hub:")
+    text = open_clip.get_model_config(model.replace("/", "-"))["text_cfg"]
+    named = [text[key] for key in ("hf_tokenizer_name", "hf_model_name") if text.get(key)]
+    weights = bool(pretrained) and not os.path.isfile(pretrained)
+    return weights or "siglip" in model.lower() or any(not os.path.isdir(name) for name in named)
+
+
 def _ask_hub_only_if_there(model: str, pretrained: str, cache_dir: str | None) -> None:
     """Go offline if the Hub does not answer; a UserError if then the weights cannot be had."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, try_to_load_from_cache
 
     if not constants.HF_HUB_OFFLINE:
         if reachable(_hub_host()):
             return
         os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
         constants.HF_HUB_OFFLINE = True
-    if pretrained and not model.startswith(SCHEMAS) and not _cached(model, pretrained, cache_dir):
+    away = f"not on this machine and {_hub_host()} cannot be reached (or HF_HUB_OFFLINE is set)"
+    if model.startswith("hf-hub:"):
+        repository = model.removeprefix("hf-hub:")
+        if not isinstance(try_to_load_from_cache(repository, "open_clip_config.json", cache_dir=cache_dir), str):
+            raise UserError(f"the model {model} is {away}. Connect once, or give a folder: --model local-dir:/path/to/model")
+    elif pretrained and not os.path.isfile(pretrained) and not _cached(model, pretrained, cache_dir):
         raise UserError(
-            f"the weights {pretrained!r} for {model} are not on this machine and {_hub_host()} cannot be reached. "
+            f"the weights {pretrained!r} for {model} are {away}. "
             f"Connect once, or give a file: --pretrained /path/to/weights.safetensors"
         )
 
@@ -233,15 +262,16 @@ def _explained(model: str, pretrained: str) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
-        raise UserError(f"{pretrained} is not a file of weights (safetensors, or tensors saved by torch): {error}") from error
-    except (RuntimeError, OSError, ValueError, KeyError, AttributeError, StopIteration) as error:
         text = " ".join(str(error).split())
-        if "loading state_dict" in text or isinstance(error, (KeyError, AttributeError, StopIteration)):
-            raise UserError(f"the weights {pretrained} do not fit {model}: {text[:300]}") from error
+        raise UserError(f"{pretrained} is damaged, or more than tensors (which could run code): {text[:200]}") from error
+    except (RuntimeError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        text = " ".join(str(error).split())
+        if "loading state_dict" in text or isinstance(error, (LookupError, TypeError, AttributeError, StopIteration)):
+            raise UserError(f"the weights {pretrained} do not fit {model}: {text[:200]}") from error
         from huggingface_hub import constants
 
         offline = f" ({_hub_host()} cannot be reached)" if constants.HF_HUB_OFFLINE else ""
-        raise UserError(f"cannot load {model} with weights {pretrained!r}{offline}: {text[:300]}") from error
+        raise UserError(f"cannot load {model} with weights {pretrained!r}{offline}: {text[:200]}") from error
 
 
 # ------------------------------------------------------------------------------------------------- clip_benchmark's others

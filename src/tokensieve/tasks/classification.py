@@ -64,7 +64,7 @@ def load_classifiers(paths: Sequence[str], device: torch.device) -> Tensor:
             classifier = torch.load(path, map_location="cpu", weights_only=True)
         except OSError as error:
             raise UserError(f"cannot read the classifier {path}: {error.strerror}. Make one with --save_clf.") from error
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError) as error:  # not a pickle
             raise UserError(f"{path} is not a classifier saved with --save_clf.") from error
         if not isinstance(classifier, Tensor) or classifier.dim() != 2:
             raise UserError(f"{path} is not a classifier: a matrix (width, classes) was expected.")
