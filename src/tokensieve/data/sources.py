@@ -300,10 +300,17 @@ def _guarded(given: Any, name: str, folder: str, split: str) -> Source:
         return Source(given, classes, templates, digest([*mark, folder]))
     if hasattr(given, "loader") and hasattr(given, "samples"):  # an image folder
         given.loader = open_image
-        mark.append([(os.path.relpath(path, folder), label, os.path.getsize(path)) for path, label in given.samples])
+        mark.append([(os.path.relpath(path, folder), label, *_stamp(path)) for path, label in given.samples])
     else:
-        mark.extend([os.path.abspath(folder), len(given)])
+        there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        mark.extend([len(given), *((entry, *_stamp(os.path.join(folder, entry))) for entry in there)])
     return Source(Guarded(given), classes, templates, digest(mark))
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Size and time of a file: what changes when its content does, without reading it."""
+    about = os.stat(path)
+    return about.st_size, about.st_mtime_ns
 
 
 class Guarded(Dataset[Any]):
@@ -357,7 +364,7 @@ def _webdataset(given: Any, transform: Callable[[Any], Tensor], cache_dir: str |
     pipeline = webdataset.WebDataset(
         shards, cache_dir=cache_dir, shardshuffle=False, nodesplitter=_every_shard, empty_check=False
     )
-    mark = digest([(os.path.basename(shard), os.path.getsize(shard)) if os.path.isfile(shard) else shard for shard in shards])
+    mark = digest([(os.path.basename(shard), *_stamp(shard)) if os.path.isfile(shard) else shard for shard in shards])
     stream = WebSamples(pipeline, transform)
     return Source(stream, list(given.classes or []), given.templates, mark, most_workers=len(shards))
 
