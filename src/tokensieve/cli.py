@@ -113,6 +113,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         ),
         "train": command("train", "train what a YAML file describes", "Train what a YAML file describes."),
     }
+    by_name["eval"].usage = "tokensieve eval [--dataset NAME ...] [--model NAME ...] [--plan PLAN] [FLAGS]"
     _eval_flags(by_name["eval"])
     _build_flags(by_name["build"])
     _bench_flags(by_name["bench"])
@@ -184,12 +185,12 @@ def _eval_flags(parser: Parser) -> None:
     plans.add_argument("--strict", action="store_true", help="a tower that cannot be cut is an error, not a remark")
 
     how = parser.add_argument_group("how to run")
-    how.add_argument("--batch_size", type=count(1), default=64)
-    how.add_argument("--num_workers", type=count(0), default=4, help="processes that read data (default: 4)")
+    how.add_argument("--batch_size", type=count(1), default=64, metavar="N", help="default: 64")
+    how.add_argument("--num_workers", type=count(0), default=4, metavar="N", help="processes that read data (default: 4)")
     how.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: the best there is)")
     how.add_argument("--amp", action="store_true", default=None, help="mixed precision (default on CUDA, off elsewhere)")
     how.add_argument("--no_amp", action="store_false", dest="amp", help="full precision everywhere")
-    how.add_argument("--seed", type=int, default=0)
+    how.add_argument("--seed", type=int, default=0, help="default: 0")
     how.add_argument("--distributed", action="store_true", help="share the runs among the processes of torchrun or SLURM")
     how.add_argument("--max_broken", type=fraction, default=0.01, help="share of images that may be unreadable (default: 0.01)")
     how.add_argument("--quiet", dest="verbose", action="store_false", help="no progress, no table")
@@ -302,16 +303,16 @@ def dispatch(args: argparse.Namespace) -> None:
 
 
 def _print_methods() -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from tokensieve import list_methods
 
-    table = Table("method", "what it does", "needs", "options", "paper")
     for method in list_methods():
         options = ", ".join(f"{name}={option.default}" for name, option in method.options.items())
-        table.add_row(method.name, method.summary, ", ".join(method.needs) or "-", options or "-", method.paper or "-")
-    Console().print(table)
+        about = [
+            f"needs {' and '.join(method.needs)}" if method.needs else "needs nothing but the tokens",
+            f"options {options}" if options else "no options",
+            f"paper: {method.paper}" if method.paper else "no paper",
+        ]
+        print(f"{method.name:<10} {method.summary}\n{'':<10} {'; '.join(about)}")
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
