@@ -298,6 +298,31 @@ def test_speed_leaves_out_the_warm_up_and_the_short_last_batch() -> None:
     assert arm.images_per_second() == pytest.approx(2)
 
 
+def test_timing_the_unreduced_model_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fake:
+        def __init__(self, cost: float) -> None:
+            self.cost, self.calls = cost, 0
+
+        def __call__(self, images: object) -> None:
+            self.calls += 1
+
+        @property
+        def seconds(self) -> float:
+            return self.cost * self.calls
+
+    def timed(batches: int) -> int:
+        full, arm = Fake(1.5), Fake(1.0)
+        reading = evaluate._Reading.__new__(evaluate._Reading)
+        monkeypatch.setattr(reading, "batches", lambda: iter([(None, None)] * batches), raising=False)
+        for images, _ in reading.batches_with(full, [arm]):  # type: ignore[arg-type, list-item]
+            arm(images)
+        return full.calls
+
+    assert timed(1) == 1
+    assert timed(20) == 1
+    assert 2 <= timed(100) <= 5
+
+
 # ------------------------------------------------------------------------------------------------ models, data, languages
 
 

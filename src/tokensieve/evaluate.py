@@ -43,7 +43,7 @@ DEFAULT_JOB = ("none", S2_DEFAULT, "random:60", "grid:60")
 DEFAULT_FOLDER = "results"
 S1_FLAGS = {"token_selection_k": 10, "token_selection_m": 50, "token_selection_alpha": 0.5}
 S2_FLAGS = {"k_anchors": 10, "top_m": 50, "alpha": 0.5, "prune_layer": None}
-SAMPLED_TURNS = {0, *(4**power for power in range(20))}  # batches on which the unreduced model is timed, if it is no plan
+FULL_SHARE = 0.05  # of the plans' time may go into timing the unreduced model, where it is not one of the plans
 # Flags of clip_benchmark that its zero-shot classification does not look at, with their defaults.
 OTHER_TASKS: dict[str, Any] = {
     "train_split": ["train"],
@@ -275,6 +275,10 @@ class Arm:
             if self.handle is not None:
                 self.handle.remove()
 
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.times)
+
     def images_per_second(self) -> float:
         """From the median time of an image over whole batches, the first one (warm-up) left out if there are more."""
         times = self.times[1:] or self.times
@@ -334,7 +338,7 @@ def run_job(
     classifier = _classifier(job, loaded, source, args, device, precision, show)
     reading = _Reading(job, source, args, device, show)
     try:
-        batches = reading.batches(also=None if full in arms else full)
+        batches = reading.batches() if full in arms else reading.batches_with(full, arms)
         metrics = classification.evaluate(arms, batches, classifier, precision)
     except torch.OutOfMemoryError as error:
         raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
@@ -465,12 +469,11 @@ class _Reading:
         self.n_samples = 0
         self.first_image: Tensor | None = None
 
-    def batches(self, also: Arm | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images, targets) of every batch. `also`: the unreduced model, timed on batches 0, 1, 4, 16, 64, ... only."""
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images, targets) of every batch."""
         loader = self.source.loader(self.args.batch_size, self.args.num_workers, pin=self.device.type == "cuda")
         title = f"{self.job.model} on {self.job.dataset}"
         with tqdm(total=self.source.size, desc=title, unit="img", disable=not self.show) as progress:
-            turn = 0
             for batch in loader:
                 self._count(batch)
                 if batch.images is None or batch.targets is None:
@@ -479,12 +482,16 @@ class _Reading:
                 images = batch.images.to(self.device, non_blocking=True)
                 if self.first_image is None:
                     self.first_image = images[:1].clone()
-                if also is not None and turn in SAMPLED_TURNS:
-                    also(images)
-                turn += 1
                 yield images, batch.targets
                 progress.update(len(batch.broken) + len(batch.targets))
         self._judge(self.n_samples + len(self.broken))
+
+    def batches_with(self, full: Arm, arms: Sequence[Arm]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same, and now and then, never for long, a batch also goes through the unreduced model, to time it."""
+        for images, targets in self.batches():
+            yield images, targets
+            if full.seconds <= FULL_SHARE * sum(arm.seconds for arm in arms):
+                full(images)
 
     def _count(self, batch: Batch) -> None:
         for sample in batch.broken:
