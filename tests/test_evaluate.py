@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -451,6 +453,15 @@ def test_weights_from_another_folder_are_the_same_weights(tiny_clip: SimpleNames
     with torch.no_grad():
         next(two.model.parameters())[0] += 1e-3
     assert load.fingerprint(two.model) != one.fingerprint
+
+
+def test_what_libraries_warn_about_in_loading_is_passed_on_once_without_their_log() -> None:
+    with load._remarks() as notes:
+        for _ in range(2):
+            warnings.warn("QuickGELU mismatch", UserWarning, stacklevel=1)
+        assert not logging.getLogger().isEnabledFor(logging.WARNING)
+    assert notes == ["QuickGELU mismatch"]
+    assert logging.getLogger().isEnabledFor(logging.WARNING)
 
 
 # ----------------------------------------------------------------------------------------------------------- result files

@@ -326,6 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, _terminate) if in_charge else None
     try:
         dispatch(parse(argv))
+        sys.stdout.flush()
     except UserError as error:
         if "--debug" in argv:
             traceback.print_exc()
