@@ -25,7 +25,7 @@ def attention_matrix(block, x, log_sizes=None):
 
 
 def anchor_choice(matrix, tokens, k, m, alpha, normalize="minmax"):
-    """S1's selection for one image: matrix (1+N, 1+N), tokens (N, D) -> sorted list of kept patches, list of anchors, scores."""
+    """S1's selection for one image: matrix (1+N, 1+N), tokens (N, D) -> kept patches, anchors, scores."""
     n = len(tokens)
     coarse = [matrix[0, 1 + i].item() for i in range(n)]
     anchors = sorted(range(n), key=lambda i: (-coarse[i], i))[:k]

@@ -108,8 +108,8 @@ def test_identity_plan_is_stock_to_the_bit(variant):
         with tokensieve.apply(tower, "none"):
             out = tower(images)
             assert_untouched(tower, before)
-    flat = lambda y: y if isinstance(y, tuple) else (y,)
-    assert all(torch.equal(a, b) for a, b in zip(flat(stock), flat(out), strict=True))
+    pairs = zip(stock, out, strict=True) if isinstance(stock, tuple) else [(stock, out)]
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -95,9 +95,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, jitter):
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_told_to_stop_it_saves_says_where_and_exits(tmp_path, number, code):
     path = written(tmp_path, TINY.replace("steps: 3", "steps: 10000").replace("workers: 0", "workers: 1"))
-    process = subprocess.Popen(
-        command(path, tmp_path / "run"), stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = subprocess.Popen(command(path, tmp_path / "run"), stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for(tmp_path / "run" / "step-00000002", process)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does: the workers get it too

@@ -1,9 +1,9 @@
 """tokensieve keeps the vision tokens that matter.
 
-    handle = tokensieve.apply(model, "anchor@6(k=10,m=50,alpha=0.5)")
-    features = model.encode_image(images)
-    print(handle.ledger)
-    handle.remove()
+handle = tokensieve.apply(model, "anchor@6(k=10,m=50,alpha=0.5)")
+features = model.encode_image(images)
+print(handle.ledger)
+handle.remove()
 """
 
 from __future__ import annotations

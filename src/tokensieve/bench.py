@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import tokensieve
 from tokensieve.core import Reduction, View
 from tokensieve.flops import gflops
 from tokensieve.handle import Handle, PlanWarning, apply
@@ -67,7 +66,7 @@ def run(
         for row in measure(clip, images, parsed, repeats, quiet):
             rows.append({"model": model, "pretrained": pretrained or None, "device": device} | row)
     if output is not None:
-        results.write_json(Path(output), {"rows": rows, "versions": versions()})
+        results.write_json(Path(output), {"rows": rows, "versions": results.versions()})
     if not quiet:
         _print_table(rows)
     return rows
@@ -158,19 +157,14 @@ def peak_memory(call: Callable[[], Any], device: torch.device) -> float | None:
     return most / 2**20
 
 
-def versions() -> dict[str, str]:
-    import open_clip
-
-    return {"tokensieve": tokensieve.__version__, "torch": torch.__version__, "open_clip": open_clip.__version__}
-
-
 def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     title = f"{rows[0]['model']} on {rows[0]['device']}, medians of {rows[0]['repeats']} interleaved rounds"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, collapse_padding=True)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), collapse_padding=True)
+    table.pad_edge = False
     table.add_column("plan", overflow="fold", min_width=18)
     heads = ("B", "seconds: full\n/plan/oracle", "speed\n-up", "its\noracle", "real-\nized", "GFLOPs", "peak\nMiB")
     for head in heads:

@@ -283,6 +283,7 @@ def dispatch(args: argparse.Namespace) -> None:
     elif args.command == "methods":
         _print_methods()
     elif args.command == "bench":
+        os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler speaks up unless told before torch is loaded
         from tokensieve import bench
 
         bench.run(
@@ -320,7 +321,7 @@ def _terminate(number: int, frame: object) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code: 0 done, 2 a mistake in the input, 130 interrupted, 143 terminated."""
+    """Run one command; the exit code: 0 done, 1 a fault of ours, 2 a mistake in the input, 130 interrupted, 143 terminated."""
     argv = sys.argv[1:] if argv is None else list(argv)
     in_charge = threading.current_thread() is threading.main_thread()  # only there can signals be taken
     before = signal.signal(signal.SIGTERM, _terminate) if in_charge else None
@@ -339,6 +340,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`tokensieve methods | head`): not our error, but nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Exception as error:
+        if "--debug" in argv:
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"tokensieve: unforeseen {said} (run again with --debug for the traceback)", file=sys.stderr)
+        return 1
     finally:
         if in_charge:
             signal.signal(signal.SIGTERM, before)

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import tokensieve
 from tokensieve import results
 from tokensieve.data import sources
 from tokensieve.data.sources import Batch, Broken, Source
@@ -36,7 +35,9 @@ from tokensieve.handle import Handle, PlanWarning, apply
 from tokensieve.models import load
 from tokensieve.models.load import Loaded
 from tokensieve.plan import Plan
+from tokensieve.selection import pruning_plan, selection_plan
 from tokensieve.tasks import classification
+from tokensieve.timing import timed
 
 S2_DEFAULT = "anchor(k=10,m=50,alpha=0.5)"
 DEFAULT_JOB = ("none", S2_DEFAULT, "random:60", "grid:60")
@@ -119,12 +120,11 @@ def _plan_texts(args: argparse.Namespace) -> list[str]:
     if args.plan:
         asked.append(("--plan", args.plan))
     if args.enable_pruning:
-        k, m, alpha, layer = (_with_default(args, flag, value) for flag, value in S2_FLAGS.items())
-        at = "" if layer is None else f"@{layer}"
-        asked.append(("--enable_pruning", f"anchor{at}(k={k},m={m},alpha={alpha})"))
+        settings = (_with_default(args, flag, value) for flag, value in S2_FLAGS.items())
+        asked.append(("--enable_pruning", str(pruning_plan(*settings))))
     if args.enable_token_selection:
-        k, m, alpha = (_with_default(args, flag, value) for flag, value in S1_FLAGS.items())
-        asked.append(("--enable_token_selection", f"anchor@out(k={k},m={m},alpha={alpha},rest=zero)"))
+        settings = (_with_default(args, flag, value) for flag, value in S1_FLAGS.items())
+        asked.append(("--enable_token_selection", str(selection_plan(*settings))))
     if len(asked) > 1:
         flags = " and ".join(flag for flag, _ in asked)
         raise UserError(f"{flags} exclude each other; put the second plan in --compare: --compare {asked[1][1]!r}")
@@ -256,11 +256,8 @@ class Arm:
         return list(self.handle.notes) if self.handle else []
 
     def __call__(self, images: Tensor) -> Tensor:
-        _synchronize(images.device)
-        start = time.perf_counter()
-        features = self.encode(images)
-        _synchronize(images.device)
-        self.times.append((len(images), time.perf_counter() - start))
+        features, seconds = timed(partial(self.encode, images), images.device)
+        self.times.append((len(images), seconds))
         return features
 
     def encode(self, images: Tensor) -> Tensor:
@@ -358,7 +355,7 @@ def run_job(
                 **({"templates": source.templates} if args.dump_templates else {}),
                 "reduction": reduction,
                 "run": {
-                    "versions": _versions(),
+                    "versions": results.versions(),
                     **settings,
                     "n_samples": reading.n_samples,
                     "n_skipped": len(reading.broken),
@@ -418,15 +415,9 @@ def _reductions(arms: Sequence[Arm], full: Arm, image: Tensor | None) -> list[di
 def _key(job: Job, plan: str, loaded: Loaded, source: Source, settings: dict[str, Any], classifiers: Sequence[str]) -> str:
     """The same key, the same run: weights, plan, data, language, settings and code."""
     files = [hashlib.sha256(Path(path).read_bytes()).hexdigest() if os.path.isfile(path) else path for path in classifiers]
-    code = results.code_version(tokensieve.__version__)
+    code = results.code_version()
     identity = [job.model, loaded.fingerprint, plan, job.dataset, source.fingerprint, job.language, job.task, settings, files]
-    return results.digest([*identity, code, _versions()])
-
-
-def _versions() -> dict[str, str]:
-    import open_clip
-
-    return {"tokensieve": tokensieve.__version__, "torch": torch.__version__, "open_clip": open_clip.__version__}
+    return results.digest([*identity, code, results.versions()])
 
 
 def _classifier(
@@ -521,13 +512,6 @@ def _patches(model: Any) -> int | None:
     """How many patch tokens the tower works on; None if it has none."""
     grid = getattr(getattr(model, "visual", None), "grid_size", None)
     return grid[0] * grid[1] if grid else None
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
 
 
 # -------------------------------------------------------------------------------------------------------------- the table

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tokensieve
 from tokensieve.errors import UserError, did_you_mean
 
 DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
@@ -60,15 +61,23 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def versions() -> dict[str, str]:
+    """What made a result."""
+    import open_clip
+    import torch
+
+    return {"tokensieve": tokensieve.__version__, "torch": torch.__version__, "open_clip": open_clip.__version__}
+
+
 @functools.cache
-def code_version(version: str) -> str:
+def code_version() -> str:
     """The version, and a fingerprint of the package's source, so that edited code is another version."""
     sources = hashlib.sha256()
     folder = Path(__file__).parent
     for path in sorted(folder.rglob("*.py")):
         sources.update(path.relative_to(folder).as_posix().encode())
         sources.update(path.read_bytes())
-    return f"{version}+{sources.hexdigest()[:12]}"
+    return f"{tokensieve.__version__}+{sources.hexdigest()[:12]}"
 
 
 # -------------------------------------------------------------------------------------------------------------- names

@@ -19,9 +19,7 @@ def run(config_path: str | Path, resume: bool = False, output: str | Path | None
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     learner = clip.ClipLearner(config)
-    loop.train(
-        learner, folder, steps=config.steps, checkpoint_every=config.checkpoint_every, resume=resume, quiet=quiet
-    )
+    loop.train(learner, folder, steps=config.steps, checkpoint_every=config.checkpoint_every, resume=resume, quiet=quiet)
     card = clip.export(learner, folder)
     if not quiet:
         for name, measured in card["accuracy"].items():
