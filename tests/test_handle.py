@@ -1,5 +1,7 @@
 """apply: the stock model on fewer tokens, for every variant of open_clip's tower, and no trace of it afterwards."""
 
+import copy
+import pickle
 import warnings
 
 import open_clip
@@ -336,3 +338,15 @@ def test_stock_blocks_run_where_nothing_is_opened():
     with torch.no_grad(), warnings.catch_warnings(), tokensieve.apply(tower, "anchor@2(k=2,m=4)"):
         tower(images_for(tower))
     assert ran == [1, 3, 4]
+
+
+def test_a_copy_of_a_model_with_a_plan_on_it_is_refused():
+    """The copy's blocks would run the original's weights."""
+    tower = make_tower()
+    with tokensieve.apply(tower, "grid@2:6"):
+        for copying in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(UserError, match="remove"):
+                copying(tower)
+    images = images_for(tower)
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(tower)(images), tower(images))

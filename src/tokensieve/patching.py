@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+from tokensieve.errors import UserError
 
 _NOTHING = object()
 
 
-def replace(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Puts value over the attribute of this one object; what is returned takes it off again."""
+class Patch:
+    """A function in the place of a method of one object. A copy of the object would still work on the original, so it
+    cannot be copied or pickled."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise UserError("a model with a plan on it cannot be copied or saved whole; remove() the plan first")
+
+    def __reduce__(self) -> NoReturn:
+        self.__deepcopy__({})
+
+
+def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Puts the function over the method of this one object; what is returned takes it off again."""
     before = owner.__dict__.get(name, _NOTHING)
-    owner.__dict__[name] = value
+    owner.__dict__[name] = Patch(function)
 
     def undo() -> None:
         if before is _NOTHING:
