@@ -87,14 +87,13 @@ def test_rest_merge_joins_the_most_similar_kept_token():
     torch.testing.assert_close(settled.sizes.sum(-1), view.sizes.sum(-1))
 
 
-def test_rest_fuse_is_one_more_token_by_score():
+def test_rest_fuse_is_one_more_token_by_softmax_of_scores():
     view, anchor = make_view(), get_method("anchor")
     chosen, settled = decide(anchor, view, 6), decide(anchor, view, 6, "fuse")
     out = settled.apply(view.tokens)
     for b in range(view.tokens.shape[0]):
         rest = [i for i in range(view.n) if i not in chosen.index[b]]
-        lowest = chosen.scores[b].min()
-        worth = torch.stack([chosen.scores[b, i] - lowest for i in rest])
+        worth = torch.stack([chosen.scores[b, i].exp() for i in rest])
         torch.testing.assert_close(out[b, -1], (worth / worth.sum()) @ view.tokens[b, rest])
         assert settled.sizes[b, -1] == len(rest)
         assert settled.index[b, -1] == rest[int(worth.argmax())]

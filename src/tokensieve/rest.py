@@ -10,7 +10,7 @@ from tokensieve.scoring import cosine
 RESTS = {
     "drop": "they are gone",
     "merge": "each joins its most similar kept token (cosine), by size-weighted mean",
-    "fuse": "all become one extra token, weighted by score",
+    "fuse": "all become one extra token, weighted by the softmax of their scores",
     "zero": "their places stay and hold 0 (only @out, where nothing runs on them any more)",
 }
 
@@ -30,13 +30,12 @@ def _merge(view: View, chosen: Reduction) -> Reduction:
 
 
 def _fuse(view: View, chosen: Reduction) -> Reduction:
-    left = torch.ones_like(view.size()).scatter(1, chosen.index, 0.0)  # (B, N), 1 where not chosen
+    """The rest as one token: softmax of its scores, each token counted as often as it stands for patches."""
     sizes = view.size()
-    scores = torch.ones_like(left) if chosen.scores is None else chosen.scores.float()
-    worth = (scores - scores.amin(-1, keepdim=True)) * left * sizes
-    share = torch.where(worth.sum(-1, keepdim=True) > 0, worth, left * sizes)
-    share = share / share.sum(-1, keepdim=True)  # (B, N)
-    extra = share.argmax(-1, keepdim=True)  # (B, 1), the best of the rest stands for it
+    left = torch.ones_like(sizes).scatter(1, chosen.index, 0.0)  # (B, N), 1 where not chosen
+    scores = torch.zeros_like(sizes) if chosen.scores is None else chosen.scores.float()
+    share = (scores + (sizes * left).log()).softmax(-1)  # (B, N), 0 where chosen
+    extra = share.argmax(-1, keepdim=True)  # (B, 1), the weightiest of the rest stands for it
     return Reduction(
         index=torch.cat([chosen.index, extra], dim=1),
         n=chosen.n,
