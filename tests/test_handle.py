@@ -237,12 +237,19 @@ def test_attach_again_and_refuse_two_plans_at_once():
     assert_untouched(tower, before)
 
 
-def test_an_exception_leaves_no_trace():
-    tower = make_tower()
-    before = snapshot(tower)
-    with pytest.raises(RuntimeError), tokensieve.apply(tower, "anchor@2:6(k=2,rest=merge)"):
-        tower(torch.randn(2, 3, 5, 5))
-    assert_untouched(tower, before)
+@pytest.mark.parametrize("where", [0, 1, 3])
+def test_an_exception_leaves_no_trace(where):
+    """Before, inside and after the cut block."""
+    tower = make_tower(pool_type="avg")
+    images, before = images_for(tower), snapshot(tower)
+    with torch.no_grad():
+        stock = tower(images)
+        hook = tower.transformer.resblocks[where].mlp.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError), tokensieve.apply(tower, "anchor@2:6(k=2,rest=merge)"):
+            tower(images)
+        hook.remove()
+        assert_untouched(tower, before)
+        assert torch.equal(stock, tower(images))
 
 
 def test_nan_is_an_error_that_names_the_layer():
@@ -263,6 +270,7 @@ def test_nan_is_an_error_that_names_the_layer():
         ("random@2:-24", "nothing would be left"),
         ("random@1:10 + grid@2:-10", "nothing would be left"),
         ("random@llm.2:3", "no language decoder"),
+        ("grid@out:6(rest=zero) + grid@out:3", "nothing can follow"),
     ],
 )
 def test_plans_that_do_not_fit_are_refused_at_once(plan, message):
@@ -289,9 +297,47 @@ def test_what_cannot_be_cut_says_why(model):
 
 def test_gradient_checkpointing_is_refused():
     tower = make_tower()
-    tower.set_grad_checkpointing(True)
+    with tokensieve.apply(tower, "random:5"):
+        tower.set_grad_checkpointing(True)
+        with pytest.raises(UserError, match="set_grad_checkpointing"):
+            tower(images_for(tower))
     with pytest.raises(UserError, match="set_grad_checkpointing"):
         tokensieve.apply(tower, "random:5")
+
+
+def test_zero_fill_at_the_output_is_zero_after_the_norm_and_keeps_sizes():
+    for pool in ("tok", "avg"):
+        tower = make_tower(output_tokens=True, pool_type=pool)
+        nn.init.normal_(tower.ln_post.bias)
+        images = images_for(tower)
+        with torch.no_grad():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PlanWarning)
+                with tokensieve.apply(tower, "anchor@2:12(k=2,rest=merge) + anchor@out:6(k=2,rest=zero)") as handle:
+                    pooled, tokens = tower(images)
+                    sizes = handle._pass.sizes
+        assert tokens.shape[1] == 12 and ((tokens != 0).any(-1).sum(1) == 6).all()
+        merged, last = handle._pass.reductions
+        torch.testing.assert_close(sizes.gather(1, last.index), merged.sizes.gather(1, last.index))
+        if pool == "avg":
+            mean = (sizes[..., None] * tokens).sum(1) / sizes.sum(1, keepdim=True)
+            torch.testing.assert_close(pooled, mean @ tower.proj, atol=1e-4, rtol=1e-4)
+
+
+def test_zero_fill_on_a_cls_feature_is_said():
+    tower = make_tower()
+    with pytest.warns(PlanWarning, match="CLS feature and stays"), tokensieve.apply(tower, "anchor@out:6(k=2,rest=zero)"):
+        pass
+
+
+def test_a_foreign_forward_is_not_taken_for_a_plan():
+    tower = make_tower()
+    block = tower.transformer.resblocks[2]
+    stock = block.forward
+    block.forward = lambda *args, **kwargs: stock(*args, **kwargs)
+    with torch.no_grad(), tokensieve.apply(tower, "grid@3:6") as handle:
+        tower(images_for(tower))
+    assert handle.ledger[0].tokens_out == 6 and "forward" in block.__dict__
 
 
 @pytest.mark.parametrize("plan", ["anchor@2(k=3,m=6)", "anchor@2(k=3,m=6,rest=merge)", "pool@2:9"])
@@ -306,6 +352,7 @@ def test_bf16_and_autocast(plan):
         tower.bfloat16()
         with tokensieve.apply(tower, plan) as handle:
             low = tower(images.bfloat16())
+    assert mixed.shape == exact.shape
     assert low.dtype == torch.bfloat16 and torch.isfinite(low).all() and handle.ledger[0].tokens_out == 9
     assert torch.cosine_similarity(mixed.float(), exact).min() > 0.9
 
@@ -315,6 +362,7 @@ def test_training_passes_gradients_and_patch_dropout_is_counted():
     with tokensieve.apply(tower, "anchor@2:6(k=2,rest=merge)") as handle:
         tower(images_for(tower)).square().sum().backward()
     assert [(row.tokens_in, row.tokens_out) for row in handle.ledger] == [(12, 6)]
+    assert handle.kept is None and handle.groups is None, "which patches patch dropout left is not known"
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in tower.parameters() if p.requires_grad)
 
 

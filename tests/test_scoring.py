@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tokensieve import scoring
-from tokensieve.scoring import Attention, attend, minmax, top
+from tokensieve.scoring import Attention, attend, cosine, minmax, top
 
 
 def whole_matrix(q, k, scale, bias=None):
@@ -75,3 +75,12 @@ def test_top_is_stable_and_in_raster_order():
 def test_minmax_of_equal_scores_is_zero_not_nan():
     assert minmax(torch.full((2, 5), 0.3)).eq(0).all()
     assert minmax(torch.tensor([[2.0, 4.0, 3.0]])).tolist() == [[0.0, 1.0, 0.5]]
+
+
+def test_autocast_does_not_round_scores(parts):
+    q, k, v, bias = parts
+    seen, index = Attention(q, k, 1, 8**-0.5, bias, attend(q, k, v, bias, 8**-0.5)[1]), torch.tensor([[0, 3], [1, 2]])
+    exact = seen.cls_row(), seen.columns(index), cosine(q[:, 0], k[:, 0])
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = seen.cls_row(), seen.columns(index), cosine(q[:, 0], k[:, 0])
+    assert all(torch.equal(a, b) for a, b in zip(exact, mixed, strict=True))

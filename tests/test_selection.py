@@ -1,16 +1,20 @@
 """S1 and S2: the formulas, their traps, and the names users know."""
 
+import copy
 import inspect
+import pickle
 import warnings
 
 import pytest
 import torch
+from open_clip.transformer import VisionTransformer
 
 import tokensieve
 from tests.reference import anchor_choice, attention_matrix, pruned_features
 from tokensieve import UserError
 from tokensieve.handle import PlanWarning
 from tokensieve.methods.anchor import importance
+from tokensieve.models import open_tower
 from tokensieve.scoring import Attention
 
 K, M, ALPHA = 3, 6, 0.5
@@ -186,6 +190,25 @@ def test_pruning_cuts_at_half_the_depth_by_default_and_later_blocks_run_on_fewer
     for hook in hooks:
         hook.remove()
     assert lengths == [25, 25, 1 + K + M, 1 + K + M]
+
+
+def test_functions_and_plan_choose_alike(clip, images):
+    """Attention from the block's input, cosines from its output: what anchor@L does, by hand."""
+    block = open_tower(clip).blocks[1]
+    with torch.no_grad():
+        with tokensieve.apply(clip, f"anchor@2(k={K},m={M})") as handle:
+            clip.encode_image(images)
+        x = clip.visual.transformer.resblocks[0](clip.visual._embeds(images))
+        kept = tokensieve.select_tokens_with_scoring(block.module(x), K, M, attention=block.look(x))
+    assert torch.equal(handle.kept, kept)
+
+
+def test_pruned_vision_encoder_can_be_copied_and_pickled(images):
+    tower = VisionTransformer((48, 32), 8, 32, 4, 4, 2.0, pool_type="avg").eval()
+    encoder = tokensieve.PrunedVisionEncoder(tower, K, M, rest="merge")
+    with torch.no_grad():
+        for copied in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+            torch.testing.assert_close(copied(images), encoder(images), atol=0, rtol=0)
 
 
 def test_every_image_gets_its_own_choice(clip, images):

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
+from tokensieve.device import find_device, timed
 from tokensieve.flops import gflops
 from tokensieve.handle import Handle, PlanWarning, apply
 from tokensieve.methods import describe
+from tokensieve.models import open_tower
 from tokensieve.plan import Budget, Plan, Step, Where
-from tokensieve.timing import timed
 
 
 def first(view: View, keep: int) -> Reduction:
@@ -57,15 +58,18 @@ def run(
     parsed = [Plan.parse(plan) for plan in plans or ["anchor(k=10,m=50)"]]
     if output is not None:
         results.check_writable(Path(output))
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    clip = load.architecture(model, pretrained, image_size).to(device).eval()
+    place = find_device(device)
+    clip = load.architecture(model, pretrained, image_size).to(place).eval()
+    open_tower(clip)  # what cannot be cut says so here
     height, width = clip.visual.image_size
     rows = []
     for batch_size in batch_sizes or [16]:
-        images = torch.randn(batch_size, 3, height, width, generator=torch.Generator().manual_seed(0)).to(device)
+        images = torch.randn(batch_size, 3, height, width, generator=torch.Generator().manual_seed(0)).to(place)
         for row in measure(clip, images, parsed, repeats, quiet):
-            rows.append({"model": model, "pretrained": pretrained or None, "device": device} | row)
+            rows.append({"model": model, "pretrained": pretrained or None, "device": str(place)} | row)
     if output is not None:
+        if Path(output).exists():
+            results.move_aside(Path(output))
         results.write_json(Path(output), {"rows": rows, "versions": results.versions()})
     if not quiet:
         _print_table(rows)

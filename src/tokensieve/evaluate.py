@@ -29,6 +29,7 @@ from tqdm import tqdm
 from tokensieve import results
 from tokensieve.data import sources
 from tokensieve.data.sources import Batch, Broken, Source
+from tokensieve.device import find_device, timed
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.flops import gflops
 from tokensieve.handle import Handle, PlanWarning, apply
@@ -37,7 +38,6 @@ from tokensieve.models.load import Loaded
 from tokensieve.plan import Plan
 from tokensieve.selection import pruning_plan, selection_plan
 from tokensieve.tasks import classification
-from tokensieve.timing import timed
 
 S2_DEFAULT = "anchor(k=10,m=50,alpha=0.5)"
 DEFAULT_JOB = ("none", S2_DEFAULT, "random:60", "grid:60")
@@ -189,21 +189,6 @@ def _mention_idle_flags(args: argparse.Namespace, say: _Speaker) -> None:
     for flag, default in OTHER_TASKS.items():
         if getattr(args, flag) != default:
             say(f"--{flag} has no effect on {classification.NAME}")
-
-
-def find_device(name: str | None, local_rank: int = 0) -> torch.device:
-    """The device of that name; without one, CUDA, then MPS, then the CPU."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if name is None:
-        return torch.device(f"cuda:{local_rank}" if cuda else "mps" if mps else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"--device {name!r} is not a device: use cpu, cuda, cuda:0, mps.") from error
-    there = {"cpu": True, "cuda": cuda and (device.index or 0) < torch.cuda.device_count(), "mps": mps}
-    if not there.get(device.type, False):
-        raise UserError(f"--device {name}: this machine has {', '.join(d for d, ok in there.items() if ok)} only.")
-    return device
 
 
 def world_from_environment() -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tokensieve.core import Reduction, View
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import Block, Tower, Undo, open_tower
-from tokensieve.patching import replace
+from tokensieve.patching import Patch, replace
 from tokensieve.plan import Plan, Step
 from tokensieve.rest import settle
 from tokensieve.scoring import Attention
@@ -54,20 +54,28 @@ class Pass:
     """What one forward pass has done so far."""
 
     samples: Tensor  # (B,)
+    whole: bool  # every patch of the raster arrived: no patch dropout
     sizes: Tensor | None = None  # (B, N now)
     bias: Tensor | None = None  # (B, 1, 1, P + N now), log of the sizes
+    attention: Attention | None = None  # of the block that runs now, where it was opened
+    since: Tensor | None = None  # (B, N now), which of the attention's patches are still there, None: all
     ledger: list[Row] = field(default_factory=list)
     reductions: list[Reduction] = field(default_factory=list)
+
+    def seen(self) -> Attention | None:
+        """The attention among the tokens that are there now."""
+        if self.attention is None or self.since is None:
+            return self.attention
+        return self.attention.select(self.since)
 
 
 class Handle:
     """What apply returns: attached to the model until removed; a context manager."""
 
-    def __init__(self, model: nn.Module, plan: Plan, seed: int, context: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, seed: int = 0, context: Mapping[str, Any] | None = None) -> None:
         self.plan = plan
-        self.context = context
+        self.context = context or {}
         self.notes: list[str] = []
-        self._model = model
         self._undo: list[Undo] = []
         self._seen = 0  # images so far, so that random choices do not depend on batches
         self._pass: Pass | None = None
@@ -75,6 +83,7 @@ class Handle:
         self._cuts: list[Cut] = []
         if not plan.is_identity:
             self._tower = open_tower(model)
+            self._tower.check()
             self._cuts = place(plan, self._tower, seed)
             self.notes = foresee(self._cuts, self._tower)
 
@@ -84,7 +93,7 @@ class Handle:
         """Puts the plan on the model; nothing changes where it is on already."""
         if self._undo or self._tower is None:
             return self
-        if any("forward" in block.module.__dict__ for block in self._tower.blocks):
+        if any(isinstance(block.module.__dict__.get("forward"), Patch) for block in self._tower.blocks):
             raise UserError("another plan is on this model already; remove() its handle first")
         sizes_flow = False
         for number, block in enumerate(self._tower.blocks, start=1):
@@ -116,8 +125,13 @@ class Handle:
 
     @property
     def reduction(self) -> Reduction | None:
-        """All cuts of the last batch as one reduction of the original patches; None if nothing was cut."""
-        return reduce(Reduction.then, self._pass.reductions) if self._pass and self._pass.reductions else None
+        """All cuts of the last batch as one reduction of the original patches.
+
+        None if nothing was cut, or if patch dropout (in training) left no raster to count in.
+        """
+        if self._pass is None or not self._pass.whole or not self._pass.reductions:
+            return None
+        return reduce(Reduction.then, self._pass.reductions)
 
     @property
     def kept(self) -> Tensor | None:
@@ -143,27 +157,32 @@ class Handle:
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             if number == 1 or self._pass is None:
                 self._pass = self._begin(x)
-            state, attention = self._pass, None
+            state = self._pass
             for cut in before:
-                x, _ = self._cut(cut, x, None, state)
+                x = self._cut(cut, x, state)
             if asked or state.bias is not None:
-                x, attention = block.attend(x, state.bias)
+                x, state.attention = block.attend(x, state.bias)
                 for cut in inside:
-                    x, attention = self._cut(cut, x, attention, state)
+                    x = self._cut(cut, x, state)
                 x = block.feed(x)
             else:
                 x = stock(x, *args, **kwargs)
             for cut in after:
-                x, attention = self._cut(cut, x, attention, state)
+                x = self._cut(cut, x, state)
+            state.attention = state.since = None
             return x
 
         return forward
 
     def _begin(self, x: Tensor) -> Pass:
+        assert self._tower is not None
+        self._tower.check()
         first, self._seen = self._seen, self._seen + x.shape[0]
-        return Pass(samples=torch.arange(first, self._seen, device=x.device))
+        samples = torch.arange(first, self._seen, device=x.device)
+        h, w = self._tower.grid
+        return Pass(samples=samples, whole=x.shape[1] - self._tower.prefix == h * w)
 
-    def _cut(self, cut: Cut, x: Tensor, attention: Attention | None, state: Pass) -> tuple[Tensor, Attention | None]:
+    def _cut(self, cut: Cut, x: Tensor, state: Pass) -> Tensor:
         """Lets the step's method decide at this point and carries the decision out: (B, P+N, D) -> (B, P+K, D)."""
         assert self._tower is not None
         step, p = cut.step, self._tower.prefix
@@ -174,35 +193,34 @@ class Handle:
             raise UserError(f"{step} at layer {cut.name} leaves no token of {n}")
         if keep == n:
             state.ledger.append(Row(cut.name, n, n))
-            return x, attention
+            return x
         if not torch.isfinite(tokens.sum(dtype=torch.float32)):
             raise UserError(f"the tokens at layer {cut.name} hold NaN or infinity, so nothing can be ranked there")
-        h, w = self._tower.grid
-        whole = n == h * w and not state.reductions
-        view = View(
-            tokens=tokens,
-            prefix=prefix,
-            grid=(h, w) if whole else None,
-            attention=attention if "attention" in step.method.needs else None,
-            sizes=state.sizes,
-            samples=state.samples,
-            seed=cut.seed,
-            context=self.context,
-        )
-        chosen = step.method.decide(view, keep, **step.arguments())
-        if chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
-            raise UserError(f"{step} at layer {cut.name}: its scores hold NaN or infinity")
-        reduction = settle(view, chosen, step.rest)
-        state.reductions.append(reduction)
-        state.ledger.append(Row(cut.name, n, reduction.k))
-        if step.rest == "zero":
-            state.sizes = torch.zeros_like(view.size()).scatter(1, reduction.index, 1.0)  # nobody stands at a zero
-            return torch.cat([prefix, reduction.zero_fill(tokens)], dim=1), None
-        state.sizes = reduction.carry_sizes(state.sizes)
-        state.bias = None if state.sizes is None else F.pad(state.sizes.log(), (p, 0))[:, None, None]
-        if attention is not None:
-            attention = attention.select(reduction.index)
-        return torch.cat([prefix, reduction.apply(tokens)], dim=1), attention
+        with torch.autocast(x.device.type, enabled=False):  # it would round every product of the scores to 16 bits
+            view = View(
+                tokens=tokens,
+                prefix=prefix,
+                grid=self._tower.grid if state.whole and not state.reductions else None,
+                attention=state.seen() if "attention" in step.method.needs else None,
+                sizes=state.sizes,
+                samples=state.samples,
+                seed=cut.seed,
+                context=self.context,
+            )
+            chosen = step.method.decide(view, keep, **step.arguments())
+            if chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
+                raise UserError(f"{step} at layer {cut.name}: its scores hold NaN or infinity")
+            reduction = settle(view, chosen, step.rest)
+            state.reductions.append(reduction)
+            state.ledger.append(Row(cut.name, n, reduction.k))
+            if step.rest == "zero":
+                kept = view.size().gather(1, reduction.index)
+                state.sizes = torch.zeros_like(view.size()).scatter(1, reduction.index, kept)  # nobody stands at a zero
+                return torch.cat([prefix, reduction.zero_fill(tokens)], dim=1)
+            state.sizes = reduction.carry_sizes(state.sizes)
+            state.bias = None if state.sizes is None else F.pad(state.sizes.log(), (p, 0))[:, None, None]
+            state.since = reduction.index if state.since is None else state.since.gather(1, reduction.index)
+            return torch.cat([prefix, reduction.apply(tokens)], dim=1)
 
 
 def apply(model: nn.Module, plan: Plan | str, *, seed: int = 0, context: Mapping[str, Any] | None = None) -> Handle:
@@ -211,7 +229,7 @@ def apply(model: nn.Module, plan: Plan | str, *, seed: int = 0, context: Mapping
     Whether the plan fits the model is decided here, before any image: a layer that does not exist, a method that needs
     what the tower does not have, a budget that leaves nothing. Weights, state_dict keys and the model's own API stay.
     """
-    handle = Handle(model, Plan.parse(plan) if isinstance(plan, str) else plan, seed, context or {})
+    handle = Handle(model, Plan.parse(plan) if isinstance(plan, str) else plan, seed, context)
     for note in handle.notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return handle.attach()
@@ -228,13 +246,16 @@ def place(plan: Plan, tower: Tower, seed: int) -> list[Cut]:
         if "cls" in step.method.needs and tower.prefix == 0:
             raise Uncuttable(f"{step.method.name} needs a CLS token, which this tower does not have")
     order = {"attn": 0, "block": 1, "out": 2}
-    return sorted(cuts, key=lambda cut: (cut.layer, order[cut.part]))
+    cuts.sort(key=lambda cut: (cut.layer, order[cut.part]))
+    if any(cut.step.rest == "zero" for cut in cuts[:-1]):
+        raise UserError(f"{plan}: rest=zero keeps the length, so nothing can follow it; make it the last step")
+    return cuts
 
 
 def _places(step: Step, depth: int) -> list[tuple[int, str]]:
     where = step.where
     if where.part == "llm":
-        raise Uncuttable(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
+        raise UserError(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
     if where.part in ("out", "half"):
         return [(depth, "out")] if where.part == "out" else [(max(1, depth // 2), "block")]
     lowest = 1 if where.part == "attn" else 0
@@ -261,6 +282,8 @@ def foresee(cuts: list[Cut], tower: Tower) -> list[str]:
         if keep == n:
             asked = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
             notes.append(f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {asked}: everything is kept")
+        elif cut.step.rest == "zero" and tower.pools_cls:
+            notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens become 0")
         n = keep + 1 if cut.step.rest == "fuse" and keep < n else keep
     return notes
 

@@ -5,13 +5,30 @@ All scores are float32 whatever the model's dtype: bf16 scores tie across the cu
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
 ROWS_AT_ONCE = 128  # rows of logits held in memory at a time where the kernel does not give the log-sum-exp
+
+
+def full_precision(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """The function outside of autocast, which would round every product of its scores to 16 bits."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            return function(*args, **kwargs)
+
+    return wrapped
 
 
 @dataclass
@@ -66,6 +83,7 @@ class Attention:
         bias = None if self.bias is None else torch.take_along_dim(self.bias, rows[:, None, None], dim=-1)
         return Attention(q, k, self.prefix, self.scale, bias, lse)
 
+    @full_precision
     def _logits(self, q: Tensor, k: Tensor, columns: Tensor | None = None) -> Tensor:
         logits = (q.float() * self.scale) @ k.float().transpose(-1, -2)
         if self.bias is None:
@@ -95,6 +113,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale), None
 
 
+@full_precision
 def cosine(x: Tensor, y: Tensor) -> Tensor:
     """Cosines between two sets of tokens: (B, N, D), (B, K, D) -> (B, N, K)."""
     return F.normalize(x.float(), dim=-1) @ F.normalize(y.float(), dim=-1).transpose(1, 2)

@@ -1,7 +1,8 @@
 """Selection and pruning under the names that users of the CLIP benchmark know (S1, S2).
 
-tokens are (B, 1 + N, D) with CLS first; indices count patches, so CLS has none. attention is the model's own: a
-scoring.Attention, or the block whose input the tokens are (an open_clip block, or an nn.MultiheadAttention).
+tokens are (B, 1 + N, D) with CLS first; indices count patches, so CLS has none. attention is the model's own: the block
+whose *input* the tokens are (an open_clip block, or an nn.MultiheadAttention), or a scoring.Attention, which may have been
+taken at the input of the block that gave the tokens: then this is what the plan anchor@L does.
 To select inside a model, `tokensieve.apply(model, "anchor@6(k=10,m=50)")` is simpler.
 """
 
@@ -70,8 +71,8 @@ def apply_token_selection(
         return features
     if attention is None:
         raise UserError(
-            "apply_token_selection needs the model's own attention for (B, 1+N, D) tokens: pass "
-            "attention=model.visual.transformer.resblocks[-1], or use tokensieve.apply(model, 'anchor@out(rest=zero)')"
+            "apply_token_selection needs the model's own attention for (B, 1+N, D) tokens: pass attention=BLOCK, the block "
+            "whose input these tokens are, or use tokensieve.apply(model, 'anchor@out(rest=zero)')"
         )
     chosen = _select(features, k, m, alpha, attention, normalize)
     return torch.cat([features[:, :1], chosen.zero_fill(features[:, 1:])], dim=1)
@@ -117,17 +118,16 @@ class PrunedVisionEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.visual: Any = getattr(model, "visual", model)
-        self._handle = apply_pruning_to_model(self.visual, k_anchors, top_m, alpha, prune_layer, rest)
-        self._handle.remove()
+        self.plan = str(pruning_plan(k_anchors, top_m, alpha, prune_layer, rest))
+        self.ledger: list[Row] = []  # of the last batch
+        apply(self.visual, self.plan).remove()  # whether it fits is said now
 
     def forward(self, images: Tensor) -> Any:
         """(B, 3, h, w) -> whatever the stock tower gives, (B, E) for a CLIP."""
-        with self._handle:
-            return self.visual(images)
-
-    @property
-    def ledger(self) -> list[Row]:
-        return self._handle.ledger
+        with Handle(self.visual, Plan.parse(self.plan)) as handle:
+            features = self.visual(images)
+        self.ledger = handle.ledger
+        return features
 
 
 def _select(tokens: Tensor, k: int, m: int, alpha: float, attention: Attention | nn.Module, normalize: str) -> Reduction:

@@ -37,10 +37,11 @@ class Block(Protocol):
 class Tower:
     """A vision transformer, opened."""
 
-    family: str
     blocks: list[Block]
     prefix: int  # tokens before the patches, never cut
     grid: tuple[int, int]  # (h, w) of the patches
+    pools_cls: bool  # the image feature is made of CLS alone
+    check: Callable[[], None]  # raises UserError where the model is in a state in which it cannot be cut
     weigh_pooling: Callable[[Sizes], list[Undo]]  # makes the model's own pooling respect sizes; undone by the list
 
     @property

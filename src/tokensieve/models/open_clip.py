@@ -78,21 +78,25 @@ def open_tower(model: nn.Module) -> Tower | None:
     transformer = visual.transformer
     if not transformer.batch_first:
         raise Uncuttable("its transformer is not batch-first; load the model with open_clip 2.26 or newer")
-    if transformer.grad_checkpointing:
-        raise UserError(
-            "gradient checkpointing runs blocks twice, so tokens would be cut twice; "
-            "call model.set_grad_checkpointing(False) first"
-        )
     for block in transformer.resblocks:
         if not isinstance(block, ResidualAttentionBlock | CustomResidualAttentionBlock):
             raise Uncuttable(f"its blocks are {type(block).__name__}, not open_clip's")
         if getattr(block.attn, "logit_scale", None) is not None:
             raise Uncuttable("its blocks use scaled cosine attention, which open_clip itself cannot run on images")
+
+    def check() -> None:
+        if transformer.grad_checkpointing:
+            raise UserError(
+                "gradient checkpointing runs blocks twice, so tokens would be cut twice; "
+                "call model.set_grad_checkpointing(False) first"
+            )
+
     return Tower(
-        family="open_clip",
         blocks=[OpenBlock(block, prefix=1) for block in transformer.resblocks],
         prefix=1,
         grid=tuple(visual.grid_size),
+        pools_cls=visual.pool_type == "tok" and visual.attn_pool is None,
+        check=check,
         weigh_pooling=lambda sizes: _weigh_pooling(visual, sizes),
     )
 
@@ -103,9 +107,7 @@ def _weigh_pooling(visual: Any, sizes: Sizes) -> list[Undo]:
         if visual.attn_pool_type == "parallel":
             pools.append(visual.attn_pool_contrastive)
         return [_bias_pooler(pool.attn, sizes) for pool in pools]
-    if visual.pool_type == "avg":
-        return [replace(visual, "_global_pool", _weighted_mean(visual._global_pool, sizes))]
-    return []
+    return [replace(visual, "_global_pool", _sized_pool(visual, visual._global_pool, sizes))]
 
 
 def _bias_pooler(attn: nn.MultiheadAttention, sizes: Sizes) -> Undo:
@@ -123,13 +125,17 @@ def _bias_pooler(attn: nn.MultiheadAttention, sizes: Sizes) -> Undo:
     return attn.register_forward_pre_hook(add_bias, with_kwargs=True).remove
 
 
-def _weighted_mean(stock: Callable[[Tensor], tuple[Tensor, Tensor]], sizes: Sizes) -> Callable[..., Any]:
+def _sized_pool(visual: Any, stock: Callable[[Tensor], tuple[Tensor, Tensor]], sizes: Sizes) -> Callable[..., Any]:
+    """Average pooling weighs by size, and tokens of size 0 (rest=zero) are 0 again after the norm."""
+
     def pool(x: Tensor) -> tuple[Tensor, Tensor]:
         size = sizes()
         if size is None:
             return stock(x)
-        tokens = x[:, 1:]
-        share = (size / size.sum(-1, keepdim=True)).to(x.dtype)  # (B, K)
-        return torch.einsum("bk,bkd->bd", share, tokens), tokens
+        tokens = x[:, 1:] * (size > 0)[..., None]  # (B, K, D)
+        if visual.pool_type == "avg":
+            mean = (tokens.float() * size[..., None]).sum(1) / size.sum(-1, keepdim=True)
+            return mean.to(x.dtype), tokens
+        return stock(torch.cat([x[:, :1], tokens], dim=1))
 
     return pool
