@@ -2,8 +2,9 @@
 
     python benchmarks/throughput.py --model ViT-B-16 --images 96 --rounds 5 --output benchmarks/results/throughput.json
 
-Each round runs clip_benchmark's zero-shot loop (fp32, as with --no_amp) and ours, the latter without reduction and with each
-plan, over the same image folder, decoding and preprocessing included. Weights are random: this measures speed only.
+Each round runs clip_benchmark's zero-shot evaluation (prompts, loader and loop, fp32 as with --no_amp) and ours, the latter
+without reduction and with each plan: all that `tokensieve eval --plan PLAN` does once the model is loaded, counting FLOPs,
+timing the unreduced model on a batch and writing the result included. Weights are random: this measures speed only.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from clip_benchmark.datasets.builder import build_dataset, get_dataset_collate_fn
-from clip_benchmark.metrics.zeroshot_classification import run_classification
+from clip_benchmark.metrics.zeroshot_classification import run_classification, zero_shot_classifier
 from PIL import Image
 
-from tokensieve.data import sources
-from tokensieve.handle import apply
+from tokensieve import cli, evaluate
 from tokensieve.models import load
+from tokensieve.plan import Plan
 from tokensieve.results import versions, write_json
-from tokensieve.tasks import classification
 
 PLANS = ["none", "anchor(k=10,m=50)", "anchor@2:60"]
 
@@ -52,23 +52,26 @@ def main() -> None:
 
     torch.manual_seed(0)
     loaded = load.load(args.model, "")
-    width = loaded.model.visual.output_dim
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder), args.images)
         theirs = build_dataset("fer2013", root=folder, transform=loaded.transform, split="test", download=False)
-        ours = sources.build("fer2013", loaded.transform, root=folder, split="test")
-        classifier = torch.randn(width, len(ours.classes))
 
         def upstream() -> None:
             collate = get_dataset_collate_fn("fer2013")
             loader = torch.utils.data.DataLoader(theirs, args.batch_size, shuffle=False, num_workers=1, collate_fn=collate)
             with contextlib.redirect_stderr(io.StringIO()):
+                classes, templates = theirs.classes, theirs.templates
+                classifier = zero_shot_classifier(loaded.model, loaded.tokenizer, classes, templates, "cpu", amp=False)
                 run_classification(loaded.model, classifier, loader, "cpu", amp=False)
 
         def sieved(plan: str) -> None:
-            batches = ((batch.images, batch.targets) for batch in ours.loader(args.batch_size, 1, pin=False))
-            with apply(loaded.model, plan):
-                classification.evaluate([loaded.model.encode_image], batches, classifier, contextlib.nullcontext)
+            flags = ["--dataset_root", folder, "--batch_size", str(args.batch_size), "--num_workers", "1", "--quiet"]
+            given = cli.parse(["eval", "--dataset", "fer2013", "--model", args.model, *flags])
+            file = {str(Plan.parse(plan)): Path(folder) / "result.json"}
+            job = evaluate.Job(args.model, "", "fer2013", "en", "zeroshot_classification", file)
+            with contextlib.redirect_stderr(io.StringIO()):
+                say = evaluate.Speaker()
+                evaluate.run_job(job, [Plan.parse(plan)], loaded, given, torch.device("cpu"), say, show=False)
 
         runs = {"clip_benchmark": upstream} | {plan: (lambda plan=plan: sieved(plan)) for plan in args.plan}
         seconds: dict[str, list[float]] = {name: [] for name in runs}

@@ -298,6 +298,8 @@ def test_speed_leaves_out_the_warm_up_and_the_short_last_batch() -> None:
     assert arm.images_per_second() == pytest.approx(8 / 3)
     arm.times = [(8, 4.0)]
     assert arm.images_per_second() == pytest.approx(2)
+    arm.times = [(64, 6.4), (16, 4.0)]  # one whole batch and a short one: never the short one
+    assert arm.images_per_second() == pytest.approx(10)
 
 
 def test_timing_the_unreduced_model_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,12 +310,11 @@ def test_zero_fill_at_the_output_is_zero_after_the_norm_and_keeps_sizes():
         tower = make_tower(output_tokens=True, pool_type=pool)
         nn.init.normal_(tower.ln_post.bias)
         images = images_for(tower)
-        with torch.no_grad():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", PlanWarning)
-                with tokensieve.apply(tower, "anchor@2:12(k=2,rest=merge) + anchor@out:6(k=2,rest=zero)") as handle:
-                    pooled, tokens = tower(images)
-                    sizes = handle._pass.sizes
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", PlanWarning)
+            with tokensieve.apply(tower, "anchor@2:12(k=2,rest=merge) + anchor@out:6(k=2,rest=zero)") as handle:
+                pooled, tokens = tower(images)
+                sizes = handle._pass.sizes
         assert tokens.shape[1] == 12 and ((tokens != 0).any(-1).sum(1) == 6).all()
         merged, last = handle._pass.reductions
         torch.testing.assert_close(sizes.gather(1, last.index), merged.sizes.gather(1, last.index))

@@ -96,6 +96,10 @@ def test_written_files_have_ordinary_permissions(tmp_path: Path) -> None:
 
 def test_check_writable(tmp_path: Path) -> None:
     results.check_writable(tmp_path / "new" / "folder" / "r.json")
+    assert not (tmp_path / "new").exists(), "nothing is made before there is something to write"
+    results.write_json(tmp_path / "new" / "folder" / "r.json", {})
+    with pytest.raises(UserError, match="File name too long"):
+        results.check_writable(tmp_path / ("x" * 300))
     with pytest.raises(UserError, match="is a folder"):
         results.check_writable(tmp_path)
     (tmp_path / "file").write_text("")

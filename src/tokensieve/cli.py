@@ -53,8 +53,8 @@ def truth(word: str) -> bool:
     raise argparse.ArgumentTypeError(f"{word!r} is neither True nor False")
 
 
-def count(least: int) -> Callable[[str], int]:
-    """An argument type: a whole number that is not below `least`."""
+def count(least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argument type: a whole number that is not below `least`, nor above `most` if there is one."""
 
     def check(word: str) -> int:
         try:
@@ -63,6 +63,8 @@ def count(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{word!r} is not a whole number") from None
         if number < least:
             raise argparse.ArgumentTypeError(f"{word} is too small: at least {least}")
+        if most is not None and number > most:
+            raise argparse.ArgumentTypeError(f"{word} is too large: at most {most}")
         return number
 
     return check
@@ -190,7 +192,7 @@ def _eval_flags(parser: Parser) -> None:
     how.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: the best there is)")
     how.add_argument("--amp", action="store_true", default=None, help="mixed precision (default on CUDA, off elsewhere)")
     how.add_argument("--no_amp", action="store_false", dest="amp", help="full precision everywhere")
-    how.add_argument("--seed", type=int, default=0, help="default: 0")
+    how.add_argument("--seed", type=count(0, 2**32 - 1), default=0, help="default: 0")
     how.add_argument("--distributed", action="store_true", help="share the runs among the processes of torchrun or SLURM")
     how.add_argument("--max_broken", type=fraction, default=0.01, help="share of images that may be unreadable (default: 0.01)")
     how.add_argument("--quiet", dest="verbose", action="store_false", help="no progress, no table")

@@ -42,9 +42,9 @@ from tokensieve.tasks import classification
 S2_DEFAULT = "anchor(k=10,m=50,alpha=0.5)"
 DEFAULT_JOB = ("none", S2_DEFAULT, "random:60", "grid:60")
 DEFAULT_FOLDER = "results"
-S1_FLAGS = {"token_selection_k": 10, "token_selection_m": 50, "token_selection_alpha": 0.5}
-S2_FLAGS = {"k_anchors": 10, "top_m": 50, "alpha": 0.5, "prune_layer": None}
-FULL_SHARE = 0.05  # of the plans' time may go into timing the unreduced model, where it is not one of the plans
+S1_FLAGS = {"token_selection_k": "k", "token_selection_m": "m", "token_selection_alpha": "alpha"}  # flag: its argument
+S2_FLAGS = {flag: flag for flag in ("k_anchors", "top_m", "alpha", "prune_layer")}
+FULL_SHARE = 0.05  # of the plans' time may go into timing the unreduced model, after one batch, where it is not a plan
 # Flags of clip_benchmark that its zero-shot classification does not look at, with their defaults.
 OTHER_TASKS: dict[str, Any] = {
     "train_split": ["train"],
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> list[Path]:
     template = args.output or os.path.join(DEFAULT_FOLDER if bare else "", results.DEFAULT_OUTPUT)
     local_rank, rank, world = world_from_environment() if args.distributed else (0, 0, 1)
     device = find_device(args.device, local_rank)
-    say = _Speaker()
+    say = Speaker()
     jobs = list_jobs(args, plans, template)
     _mention_idle_flags(args, say)
     for job in jobs:
@@ -111,20 +111,18 @@ def run(args: argparse.Namespace) -> list[Path]:
 
 
 def _plan_flags(args: argparse.Namespace) -> bool:
-    return bool(args.plan or args.compare or args.enable_pruning or args.enable_token_selection)
+    return args.plan is not None or bool(args.compare or args.enable_pruning or args.enable_token_selection)
 
 
 def _plan_texts(args: argparse.Namespace) -> list[str]:
     """The plans of a run that is not the default one: the one asked for, or none, and those to compare."""
     asked: list[tuple[str, str]] = []
-    if args.plan:
+    if args.plan is not None:
         asked.append(("--plan", args.plan))
     if args.enable_pruning:
-        settings = (_with_default(args, flag, value) for flag, value in S2_FLAGS.items())
-        asked.append(("--enable_pruning", str(pruning_plan(*settings))))
+        asked.append(("--enable_pruning", str(pruning_plan(**_given(args, S2_FLAGS)))))
     if args.enable_token_selection:
-        settings = (_with_default(args, flag, value) for flag, value in S1_FLAGS.items())
-        asked.append(("--enable_token_selection", str(selection_plan(*settings))))
+        asked.append(("--enable_token_selection", str(selection_plan(**_given(args, S1_FLAGS)))))
     if len(asked) > 1:
         flags = " and ".join(flag for flag, _ in asked)
         raise UserError(f"{flags} exclude each other; put the second plan in --compare: --compare {asked[1][1]!r}")
@@ -139,9 +137,9 @@ def _check_switches(args: argparse.Namespace) -> None:
             raise UserError(f"--{given[0]} works with --{switch} only: add --{switch}.")
 
 
-def _with_default(args: argparse.Namespace, flag: str, default: Any) -> Any:
-    value = getattr(args, flag)
-    return default if value is None else value
+def _given(args: argparse.Namespace, flags: dict[str, str]) -> dict[str, Any]:
+    """The arguments whose flags were typed; the others keep their defaults."""
+    return {name: getattr(args, flag) for flag, name in flags.items() if getattr(args, flag) is not None}
 
 
 def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) -> list[Job]:
@@ -185,7 +183,7 @@ def _names(model: str, pretrained: str, dataset: str, language: str, task: str) 
     }
 
 
-def _mention_idle_flags(args: argparse.Namespace, say: _Speaker) -> None:
+def _mention_idle_flags(args: argparse.Namespace, say: Speaker) -> None:
     for flag, default in OTHER_TASKS.items():
         if getattr(args, flag) != default:
             say(f"--{flag} has no effect on {classification.NAME}")
@@ -204,7 +202,7 @@ def world_from_environment() -> tuple[int, int, int]:
     )
 
 
-class _Speaker:
+class Speaker:
     """Says a remark on stderr, each one once."""
 
     def __init__(self) -> None:
@@ -263,9 +261,9 @@ class Arm:
 
     def images_per_second(self) -> float:
         """From the median time of an image over whole batches, the first one (warm-up) left out if there are more."""
-        times = self.times[1:] or self.times
-        largest = max(n for n, _ in times)
-        return 1 / statistics.median(seconds / n for n, seconds in times if n == largest)
+        largest = max(n for n, _ in self.times)
+        whole = [seconds / n for n, seconds in self.times if n == largest]
+        return 1 / statistics.median(whole[1:] or whole)
 
 
 def run_job(
@@ -274,7 +272,7 @@ def run_job(
     loaded: Loaded,
     args: argparse.Namespace,
     device: torch.device,
-    say: _Speaker,
+    say: Speaker,
     show: bool,
 ) -> list[Path]:
     """One pass over the data; the files that were written."""
@@ -304,6 +302,7 @@ def run_job(
         "amp": amp,
         "batch_size": args.batch_size,
         "normalize": True,
+        "workers": source.workers(args.num_workers) if source.size is None else None,  # they set the order of a stream
     }
     keys = {plan: _key(job, plan, loaded, source, settings, args.load_clfs) for plan in job.files}
     if args.skip_existing:
@@ -360,7 +359,7 @@ def run_job(
     return files
 
 
-def _tell_what_is_not_done(arms: Sequence[Arm], job: Job, strict: bool, say: _Speaker) -> None:
+def _tell_what_is_not_done(arms: Sequence[Arm], job: Job, strict: bool, say: Speaker) -> None:
     """Say what a plan does not do on this model; with --strict, a plan that is not applied is an error."""
     for arm in arms:
         for note in arm.notes:
@@ -429,7 +428,7 @@ def _classifier(
     if args.save_clf:
         names = _names(job.model, job.pretrained, job.dataset, job.language, job.task)
         path = Path(results.fill(args.save_clf, "--save_clf", **names))
-        results.check_writable(path)
+        results.check_writable(path, "--save_clf")
         if path.exists():
             results.move_aside(path)
         classification.save_classifier(path, classifier)
@@ -490,7 +489,8 @@ class _Reading:
                 f"--max_broken {self.args.max_broken} allows: mend or remove them, or raise --max_broken."
             )
         if self.n_samples == 0:
-            raise UserError(f"the data set {self.job.dataset} is empty (split {self.args.split!r}).")
+            state = "has no image that can be read" if self.broken else "is empty"
+            raise UserError(f"the data set {self.job.dataset} {state} (split {self.args.split!r}).")
 
 
 def _patches(model: Any) -> int | None:

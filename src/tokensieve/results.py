@@ -118,16 +118,16 @@ def fill(template: str, flag: str, **names: str) -> str:
 # -------------------------------------------------------------------------------------------------------------- files
 
 
-def check_writable(path: Path) -> None:
-    """Fail now, with one line, if a file could not be written there later."""
-    if path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder. Give a file name in --output.")
+def check_writable(path: Path, flag: str = "--output") -> None:
+    """Fail now, with one line, if a file could not be written there later. Nothing is made yet."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        if path.is_dir():
+            raise UserError(f"cannot write {path}: it is a folder. Give a file name in {flag}.")
+        nearest = next(folder for folder in path.resolve().parents if folder.exists())
+        with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}. Give another --output.") from error
+        raise UserError(f"cannot write {path}: {error.strerror}. Give another {flag}.") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -138,6 +138,7 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """`write_text` for bytes."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}.") from error

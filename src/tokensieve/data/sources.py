@@ -84,15 +84,16 @@ class Source:
         """The number of samples; None where only reading tells."""
         return None if isinstance(self.samples, IterableDataset) else len(self)
 
+    def workers(self, wanted: int) -> int:
+        """The processes that will read, if so many are wanted."""
+        return min(wanted, os.cpu_count() or 1, wanted if self.most_workers is None else self.most_workers)
+
     def loader(self, batch_size: int, num_workers: int, pin: bool = False) -> DataLoader[Batch]:
-        """Batches in the data set's order."""
-        workers = min(num_workers, os.cpu_count() or 1)
-        if self.most_workers is not None:
-            workers = min(workers, self.most_workers)
+        """Batches in the data set's order; that of a stream depends on how many workers share its shards."""
         return DataLoader(
             self.samples,
             batch_size=batch_size,
-            num_workers=workers,
+            num_workers=self.workers(num_workers),
             collate_fn=collate,
             pin_memory=pin,
             worker_init_fn=_leave_signals_to_the_parent,
@@ -102,12 +103,20 @@ class Source:
 # ----------------------------------------------------------------------------------------------------------------- names
 
 
+def read_list(path: str, flag: str) -> list[str]:
+    """The lines of a text file that a flag names."""
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{flag} {path} is not a text file with one name a line: {error}.") from error
+
+
 def names(given: Sequence[str] | None) -> list[str]:
     """The data sets of a run: names, collections, and text files with a name a line, in order; unknown ones are errors."""
     found: list[str] = []
     for name in given or [EMBEDDED[0]]:
         if os.path.isfile(name):
-            found.extend(line.strip() for line in Path(name).read_text().splitlines() if line.strip())
+            found.extend(line.strip() for line in read_list(name, "--dataset") if line.strip())
         elif name in EMBEDDED or name in CLASSIFICATION:
             found.append(name)
         else:
@@ -215,8 +224,6 @@ def _from_package(
 
     from tokensieve.models.load import reachable
 
-    if wds_cache_dir:
-        os.makedirs(wds_cache_dir, exist_ok=True)  # webdataset asks for it to be there
     downloads = not name.startswith("wds/") and name != "dummy"
     if downloads:
         prompts = Path(builder.__file__).parent.glob("*_zeroshot_classification_templates.json")
@@ -246,6 +253,8 @@ def _from_package(
             )
 
     try:
+        if wds_cache_dir:
+            os.makedirs(wds_cache_dir, exist_ok=True)  # webdataset asks for it to be there
         if not downloads:
             return built(download=False)
         if os.path.exists(folder):
@@ -309,7 +318,7 @@ def _guarded(given: Any, name: str, folder: str, split: str) -> Source:
 
 def _stamp(path: str) -> tuple[int, int]:
     """Size and time of a file: what changes when its content does, without reading it."""
-    about = os.stat(path)
+    about = os.lstat(path)
     return about.st_size, about.st_mtime_ns
 
 
@@ -417,7 +426,10 @@ def collate(samples: Sequence[Any]) -> Batch:
     readable = [sample for sample in samples if not isinstance(sample, Broken)]
     if not readable:
         return Batch(None, None, broken)
-    images, targets = default_collate(readable)
+    try:
+        images, targets = default_collate(readable)
+    except RuntimeError as error:  # default_collate's word for tensors that cannot be stacked
+        return Batch(None, None, [Broken("a batch", f"its images or its labels differ in shape ({error})", fatal=True)])
     return Batch(images, targets, broken)
 
 

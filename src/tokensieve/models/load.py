@@ -42,13 +42,16 @@ def pairs(model: list[str] | None, pretrained: list[str] | None, pretrained_mode
     from tokensieve import embedded
 
     if not pretrained_model:
-        return [(m, p) for m in model or [embedded.MODEL] for p in pretrained or [embedded.PRETRAINED]]
+        models = model or [embedded.MODEL]
+        return [(m, p) for m in models for p in pretrained or ["" if m.startswith(SCHEMAS) else embedded.PRETRAINED]]
     from clip_benchmark.model_collection import model_collection
+
+    from tokensieve.data.sources import read_list
 
     found: list[tuple[str, str]] = []
     for name in pretrained_model:
         if os.path.isfile(name):
-            lines = Path(name).read_text().splitlines()
+            lines = read_list(name, "--pretrained_model")
             found.extend(_pair(line, f"{name}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
         elif name in model_collection:
             found.extend(model_collection[name])

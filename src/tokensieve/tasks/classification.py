@@ -126,8 +126,9 @@ class Score:
                 raise UserError(f"{targets.shape[1]} labels an image, but {self.classes} class names.")
             self.logits.append(logits)
             return
-        if int(targets.max()) >= self.classes:
-            raise UserError(f"a label is {int(targets.max())}, but there are only {self.classes} class names.")
+        wrong = targets[(targets < 0) | (targets >= self.classes)]
+        if len(wrong):
+            raise UserError(f"a label is {int(wrong[0])}, but there are {self.classes} class names: 0 to {self.classes - 1}.")
         self.best.append(logits.argmax(dim=1))
         nearest = logits.topk(min(5, self.classes), dim=1).indices  # (B,k)
         self.hits.append(nearest == targets[:, None])
