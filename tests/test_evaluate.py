@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import open_clip
 import pytest
@@ -22,6 +23,7 @@ import torch
 from tests.pictures import CLASSES, many_hot, picture, png, write_shards
 from tokensieve import embedded, evaluate, results
 from tokensieve.cli import main
+from tokensieve.handle import Handle, apply
 from tokensieve.models import load
 from tokensieve.plan import Plan
 
@@ -432,9 +434,19 @@ def test_mixed_precision_only_when_asked_on_the_cpu(run: Run) -> None:
     assert mixed["reduction"]["tokens_out"] == 6
 
 
-def test_the_seed_reaches_the_plan(run: Run) -> None:
-    flags = ["--plan", "random:6", "--output", "colours_{plan}.json"]
-    assert only(run(*flags, "--seed", 3))["run"]["seed"] == 3
+def test_the_seed_reaches_the_plan(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    handles: list[Handle] = []
+
+    def watched(*args: Any, **kwargs: Any) -> Handle:
+        handles.append(apply(*args, **kwargs))
+        return handles[-1]
+
+    monkeypatch.setattr(evaluate, "apply", watched)
+    for seed in (3, 3, 4):
+        assert only(run("--plan", "random:6", "--output", "colours_{plan}.json", "--seed", seed))["run"]["seed"] == seed
+    first, again, other = (handle.kept for handle in handles)
+    assert first is not None and again is not None and other is not None
+    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 def test_distributed_shares_the_runs(run: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
