@@ -1,10 +1,11 @@
 """Checkpoints: whole or not there, and never silently changed."""
 
 import json
+import multiprocessing
+import os
 import random
+import resource
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -89,20 +90,23 @@ def test_numbers_that_are_none_are_not_written(tmp_path, bad):
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
+def in_a_fork(work) -> int:
+    """The exit code of `work` done in a process of its own (negative: the signal that ended it)."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
 @pytest.mark.parametrize("moment", ["save_file", "_digest", "_sync"])
-def test_killed_while_saving_leaves_the_one_before(tmp_path, moment):
+def test_killed_while_saving_leaves_the_one_before(tmp_path, monkeypatch, moment):
     """SIGKILL right before the tensors, the hashes or the syncing: whatever lies there is not taken for a checkpoint."""
-    script = f"""
-import os, signal, sys, torch
-from pathlib import Path
-from tokensieve.training import checkpoint
-run = Path(sys.argv[1])
-checkpoint.save(run, 1, {{"x": torch.tensor([1.0])}})
-checkpoint.{moment} = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
-checkpoint.save(run, 2, {{"x": torch.tensor([2.0])}})
-"""
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)])
-    assert done.returncode == -signal.SIGKILL
+    checkpoint.save(tmp_path, 1, {"x": torch.tensor([1.0])})
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        assert in_a_fork(lambda: checkpoint.save(tmp_path, 2, {"x": torch.tensor([2.0])})) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
     found, broken = checkpoint.latest(tmp_path)
     assert found is not None and found.step == 1 and not broken
     checkpoint.save(tmp_path, 3, {"x": torch.tensor([3.0])})  # and what was left over is cleared away
@@ -110,20 +114,18 @@ checkpoint.save(run, 2, {{"x": torch.tensor([2.0])}})
 
 
 def test_disk_full_while_saving_is_an_error_and_leaves_the_one_before(tmp_path):
-    script = """
-import resource, signal, sys, torch
-from pathlib import Path
-from tokensieve.training import checkpoint
-run = Path(sys.argv[1])
-checkpoint.save(run, 1, {"x": torch.zeros(10)})
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-checkpoint.save(run, 2, {"x": torch.zeros(10_000)})
-"""
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True)
-    assert done.returncode != 0
-    found, _ = checkpoint.latest(tmp_path)
-    assert found is not None and found.step == 1
+    def fill():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        try:
+            checkpoint.save(tmp_path, 2, {"x": torch.zeros(10_000)})
+        except OSError:
+            os._exit(7)
+
+    checkpoint.save(tmp_path, 1, {"x": torch.zeros(10)})
+    assert in_a_fork(fill) == 7
+    found, broken = checkpoint.latest(tmp_path)
+    assert found is not None and found.step == 1 and not broken
 
 
 def test_generators_go_on_where_they_were():

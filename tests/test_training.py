@@ -92,7 +92,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, jitter):
             assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(other[key][name])) for name, value in state.items())
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
 def test_told_to_stop_it_saves_says_where_and_exits(tmp_path, number, code):
     path = written(tmp_path, TINY.replace("steps: 3", "steps: 10000").replace("workers: 0", "workers: 1"))
     process = subprocess.Popen(command(path, tmp_path / "run"), stderr=subprocess.PIPE, text=True, start_new_session=True)
