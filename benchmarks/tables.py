@@ -71,9 +71,13 @@ def speed() -> str:
 
 def throughput() -> str:
     """Evaluation throughput against clip_benchmark's loop."""
-    (result,) = read("throughput.json")
-    rows = [[f"`{row['run']}`", f"{row['times_clip_benchmark']:.2f}"] for row in result["rows"]]
-    return table([f"{result['model']}, batch {result['batch_size']}", "throughput / clip_benchmark"], rows)
+    (loop,), (whole,) = read("throughput_loop.json"), read("throughput_whole.json")
+    rows = [
+        [f"`{a['run']}`", f"{a['times_clip_benchmark']:.2f}", f"{b['times_clip_benchmark']:.2f}"]
+        for a, b in zip(loop["rows"], whole["rows"], strict=True)
+    ]
+    head = f"{loop['model']}, batch {loop['batch_size']}, {loop['images']} images"
+    return table([head, "loop / clip_benchmark's", "whole evaluation / clip_benchmark's loop"], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {

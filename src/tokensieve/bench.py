@@ -169,7 +169,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     title = f"{rows[0]['model']} on {rows[0]['device']}, medians of {rows[0]['repeats']} interleaved rounds"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), collapse_padding=True)
     table.pad_edge = False
-    table.add_column("plan", overflow="fold", min_width=18)
+    table.add_column("plan", overflow="fold", min_width=14)
     heads = ("B", "seconds: full\n/plan/oracle", "speed\n-up", "its\noracle", "real-\nized", "GFLOPs", "peak\nMiB")
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
