@@ -142,7 +142,7 @@ def test_saved_classifiers_are_averaged_and_readable_by_clip_benchmark(tmp_path:
     torch.save(two, tmp_path / "two.pt")
     mean = ours.load_classifiers([str(tmp_path / "one.pt"), str(tmp_path / "two.pt")], CPU)
     assert torch.allclose(mean, (one + two) / 2)
-    assert torch.equal(torch.load(tmp_path / "one.pt"), one)
+    assert torch.equal(torch.load(tmp_path / "one.pt", weights_only=True), one)
 
 
 def test_bad_classifiers_are_named(tmp_path: Path) -> None:
