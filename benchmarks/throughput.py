@@ -1,6 +1,6 @@
 """Evaluation throughput against clip_benchmark's own loop: same model, same images on disk, interleaved rounds.
 
-    python benchmarks/throughput.py --rounds 2 --output benchmarks/results/throughput_loop.json
+    python benchmarks/throughput.py --rounds 4 --output benchmarks/results/throughput_loop.json
     python benchmarks/throughput.py --rounds 3 --whole --output benchmarks/results/throughput_whole.json
 
 Each round runs clip_benchmark's zero-shot loop (fp32 as with --no_amp) and ours, without reduction and with each plan, reading
