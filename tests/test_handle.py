@@ -397,3 +397,17 @@ def test_a_copy_of_a_model_with_a_plan_on_it_is_refused():
     images = images_for(tower)
     with torch.no_grad():
         assert torch.equal(copy.deepcopy(tower)(images), tower(images))
+
+
+def test_attention_after_a_cut_before_the_first_block_is_of_what_is_left():
+    tower = make_tower()
+    images = images_for(tower)
+    with torch.no_grad(), tokensieve.apply(tower, "grid@0:12 + anchor@1:5(k=2)") as handle:
+        tower(images)
+        first = handle._pass.reductions[0]
+        x = tower._embeds(images)
+        x = torch.cat([x[:, :1], first.apply(x[:, 1:])], dim=1)
+        block = open_tower(tower).blocks[0]
+        y, seen = block.attend(x)
+        kept = tokensieve.select_tokens_with_scoring(block.feed(y), 2, 3, attention=seen)
+    assert torch.equal(handle.kept, first.index.gather(1, kept))

@@ -162,6 +162,7 @@ class Handle:
                 x = self._cut(cut, x, state)
             if asked or state.bias is not None:
                 x, state.attention = block.attend(x, state.bias)
+                state.since = None
                 for cut in inside:
                     x = self._cut(cut, x, state)
                 x = block.feed(x)
@@ -169,7 +170,7 @@ class Handle:
                 x = stock(x, *args, **kwargs)
             for cut in after:
                 x = self._cut(cut, x, state)
-            state.attention = state.since = None
+            state.attention = None
             return x
 
         return forward
