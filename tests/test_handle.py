@@ -198,7 +198,7 @@ def test_kept_follows_patches_through_several_cuts():
     tower = make_tower()
     with torch.no_grad(), tokensieve.apply(tower, "grid@1:12 + random@2:5 + grid@3:3") as handle:
         tower(images_for(tower))
-    one, two, three = handle._pass.reductions
+    one, two, three = [r for _, r in handle.stages]
     for b in range(3):
         assert handle.kept[b].tolist() == [one.index[b][two.index[b][j]].item() for j in three.index[b].tolist()]
     assert (handle.groups >= 0).sum(1).tolist() == [3, 3, 3]
@@ -316,7 +316,7 @@ def test_zero_fill_at_the_output_is_zero_after_the_norm_and_keeps_sizes():
                 pooled, tokens = tower(images)
                 sizes = handle._pass.sizes
         assert tokens.shape[1] == 12 and ((tokens != 0).any(-1).sum(1) == 6).all()
-        merged, last = handle._pass.reductions
+        merged, last = [r for _, r in handle.stages]
         torch.testing.assert_close(sizes.gather(1, last.index), merged.sizes.gather(1, last.index))
         if pool == "avg":
             mean = (sizes[..., None] * tokens).sum(1) / sizes.sum(1, keepdim=True)
@@ -404,7 +404,7 @@ def test_attention_after_a_cut_before_the_first_block_is_of_what_is_left():
     images = images_for(tower)
     with torch.no_grad(), tokensieve.apply(tower, "grid@0:12 + anchor@1:5(k=2)") as handle:
         tower(images)
-        first = handle._pass.reductions[0]
+        first = [r for _, r in handle.stages][0]
         x = tower._embeds(images)
         x = torch.cat([x[:, :1], first.apply(x[:, 1:])], dim=1)
         block = open_tower(tower).blocks[0]

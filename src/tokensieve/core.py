@@ -24,6 +24,7 @@ class View:
     samples: Tensor | None = None  # (B,), the number of each image within the run
     seed: int = 0
     context: Mapping[str, Any] = field(default_factory=dict)  # question, class names, other modalities ...
+    part: Any = None  # the method's trained module, where it has one
 
     @property
     def n(self) -> int:
@@ -58,12 +59,20 @@ class Reduction:
     sizes: Tensor | None = None  # (B, K), patches each output token stands for; None: as many as its index stood for
     scores: Tensor | None = None  # (B, N), what the choice was made by
     gate: Tensor | None = None  # (B, K), 1 forward, the scores' gradient backward: straight-through training
+    anchors: Tensor | None = None  # (B, A), input tokens that the method singles out: pictures mark them
 
     @classmethod
-    def keep(cls, index: Tensor, n: int, scores: Tensor | None = None, gate: Tensor | None = None) -> Reduction:
+    def keep(
+        cls,
+        index: Tensor,
+        n: int,
+        scores: Tensor | None = None,
+        gate: Tensor | None = None,
+        anchors: Tensor | None = None,
+    ) -> Reduction:
         """Selection: the chosen tokens go on as they are, in raster order."""
         index, order = index.sort(dim=-1)
-        return cls(index=index, n=n, scores=scores, gate=None if gate is None else gate.gather(1, order))
+        return cls(index, n, scores=scores, gate=None if gate is None else gate.gather(1, order), anchors=anchors)
 
     @classmethod
     def merge(cls, groups: Tensor, index: Tensor, sizes: Tensor, scores: Tensor | None = None) -> Reduction:

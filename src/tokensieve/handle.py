@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tokensieve.core import Reduction, View
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import Block, Tower, Undo, open_tower
+from tokensieve.parts import Weights, load_parts
 from tokensieve.patching import Patch, replace
 from tokensieve.plan import Plan, Step
 from tokensieve.rest import settle
@@ -60,7 +61,7 @@ class Pass:
     attention: Attention | None = None  # of the block that runs now, where it was opened
     since: Tensor | None = None  # (B, N now), which of the attention's patches are still there, None: all
     ledger: list[Row] = field(default_factory=list)
-    reductions: list[Reduction] = field(default_factory=list)
+    stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that cut something
 
     def seen(self) -> Attention | None:
         """The attention among the tokens that are there now."""
@@ -72,10 +73,19 @@ class Pass:
 class Handle:
     """What apply returns: attached to the model until removed; a context manager."""
 
-    def __init__(self, model: nn.Module, plan: Plan, seed: int = 0, context: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        seed: int = 0,
+        context: Mapping[str, Any] | None = None,
+        parts: Mapping[str, nn.Module] | None = None,
+    ) -> None:
         self.plan = plan
         self.context = context or {}
+        self.parts = dict(parts or {})  # trained modules by the name of their method
         self.notes: list[str] = []
+        self.samples: Tensor | None = None  # (B,), numbers of the images of the next batches; None: counted as they come
         self._undo: list[Undo] = []
         self._seen = 0  # images so far, so that random choices do not depend on batches
         self._pass: Pass | None = None
@@ -129,9 +139,14 @@ class Handle:
 
         None if nothing was cut, or if patch dropout (in training) left no raster to count in.
         """
-        if self._pass is None or not self._pass.whole or not self._pass.reductions:
+        if self._pass is None or not self._pass.whole or not self._pass.stages:
             return None
-        return reduce(Reduction.then, self._pass.reductions)
+        return reduce(Reduction.then, (reduction for _, reduction in self._pass.stages))
+
+    @property
+    def stages(self) -> list[tuple[str, Reduction]]:
+        """Every cut of the last batch that cut something: where it stood and what it did to the tokens it saw."""
+        return list(self._pass.stages) if self._pass else []
 
     @property
     def kept(self) -> Tensor | None:
@@ -178,10 +193,12 @@ class Handle:
     def _begin(self, x: Tensor) -> Pass:
         assert self._tower is not None
         self._tower.check()
-        first, self._seen = self._seen, self._seen + x.shape[0]
-        samples = torch.arange(first, self._seen, device=x.device)
+        samples = self.samples
+        if samples is None:
+            first, self._seen = self._seen, self._seen + x.shape[0]
+            samples = torch.arange(first, self._seen)
         h, w = self._tower.grid
-        return Pass(samples=samples, whole=x.shape[1] - self._tower.prefix == h * w)
+        return Pass(samples=samples.to(x.device), whole=x.shape[1] - self._tower.prefix == h * w)
 
     def _cut(self, cut: Cut, x: Tensor, state: Pass) -> Tensor:
         """Lets the step's method decide at this point and carries the decision out: (B, P+N, D) -> (B, P+K, D)."""
@@ -201,18 +218,19 @@ class Handle:
             view = View(
                 tokens=tokens,
                 prefix=prefix,
-                grid=self._tower.grid if state.whole and not state.reductions else None,
+                grid=self._tower.grid if state.whole and not state.stages else None,
                 attention=state.seen() if "attention" in step.method.needs else None,
                 sizes=state.sizes,
                 samples=state.samples,
                 seed=cut.seed,
                 context=self.context,
+                part=self.parts.get(step.method.name),
             )
             chosen = step.method.decide(view, keep, **step.arguments())
             if chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
                 raise UserError(f"{step} at layer {cut.name}: its scores hold NaN or infinity")
             reduction = settle(view, chosen, step.rest)
-            state.reductions.append(reduction)
+            state.stages.append((cut.name, reduction))
             state.ledger.append(Row(cut.name, n, reduction.k))
             if step.rest == "zero":
                 kept = view.size().gather(1, reduction.index)
@@ -224,13 +242,22 @@ class Handle:
             return torch.cat([prefix, reduction.apply(tokens)], dim=1)
 
 
-def apply(model: nn.Module, plan: Plan | str, *, seed: int = 0, context: Mapping[str, Any] | None = None) -> Handle:
+def apply(
+    model: nn.Module,
+    plan: Plan | str,
+    *,
+    seed: int = 0,
+    context: Mapping[str, Any] | None = None,
+    weights: Weights = None,
+) -> Handle:
     """The model, changed in place, runs by the plan until handle.remove(), or within `with apply(...)`.
 
     Whether the plan fits the model is decided here, before any image: a layer that does not exist, a method that needs
     what the tower does not have, a budget that leaves nothing. Weights, state_dict keys and the model's own API stay.
+    weights: the file of a method that is trained (or several files, or modules by the method's name).
     """
-    handle = Handle(model, Plan.parse(plan) if isinstance(plan, str) else plan, seed, context)
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    handle = Handle(model, plan, seed, context, load_parts(plan, model, weights))
     for note in handle.notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return handle.attach()

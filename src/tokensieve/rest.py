@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tokensieve.core import Reduction, View
@@ -19,7 +21,8 @@ def settle(view: View, chosen: Reduction, rest: str) -> Reduction:
     """A selection and its rest as one reduction ('zero' changes how the selection is applied, not what is selected)."""
     if rest in ("drop", "zero") or chosen.k == chosen.n:
         return chosen
-    return _merge(view, chosen) if rest == "merge" else _fuse(view, chosen)
+    settled = _merge(view, chosen) if rest == "merge" else _fuse(view, chosen)
+    return replace(settled, anchors=chosen.anchors)
 
 
 def _merge(view: View, chosen: Reduction) -> Reduction:

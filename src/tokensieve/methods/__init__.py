@@ -68,6 +68,7 @@ class Method:
     options: Mapping[str, Option]
     check: Callable[[Mapping[str, Any]], None] | None = None  # raises UserError for values that make no sense
     budget: Callable[[Mapping[str, Any]], int] | None = None  # tokens kept when the plan does not say how many
+    part: Any = None  # class of its trained module: Part(width), Part.from_pretrained(path), view.part
 
 
 REGISTRY: dict[str, Method] = {}
@@ -82,6 +83,7 @@ def describe(
     selects: bool = True,
     check: Callable[[Mapping[str, Any]], None] | None = None,
     budget: Callable[[Mapping[str, Any]], int] | None = None,
+    part: Any = None,
 ) -> Method:
     """A Method from a function, without registering it."""
     unknown = set(needs) - set(NEEDS)
@@ -97,7 +99,7 @@ def describe(
     if selects:
         options["rest"] = Option(str, "drop", tuple(RESTS))
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
-    return Method(decide.__name__, decide, summary, paper, needs, selects, options, check, budget)
+    return Method(decide.__name__, decide, summary, paper, needs, selects, options, check, budget, part)
 
 
 def method(**about: Any) -> Callable[[Callable[..., Reduction]], Callable[..., Reduction]]:

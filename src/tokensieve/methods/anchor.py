@@ -72,4 +72,4 @@ def anchor(
     anchors = top(coarse, min(k, keep))
     scores = score(view.attention, view.tokens, anchors, alpha, normalize)
     ranking = scores.scatter(1, anchors, torch.inf)  # anchors first, whatever their S
-    return Reduction.keep(top(ranking, keep), view.n, scores=scores)
+    return Reduction.keep(top(ranking, keep), view.n, scores=scores, anchors=anchors)
