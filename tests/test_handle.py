@@ -404,7 +404,7 @@ def test_attention_after_a_cut_before_the_first_block_is_of_what_is_left():
     images = images_for(tower)
     with torch.no_grad(), tokensieve.apply(tower, "grid@0:12 + anchor@1:5(k=2)") as handle:
         tower(images)
-        first = [r for _, r in handle.stages][0]
+        first = handle.stages[0][1]
         x = tower._embeds(images)
         x = torch.cat([x[:, :1], first.apply(x[:, 1:])], dim=1)
         block = open_tower(tower).blocks[0]
