@@ -1,1 +1,70 @@
-"""What is measured: one file a task, each with evaluate(encoders, batches, ...) -> metrics of every encoder."""
+"""Tasks: what is asked of the features. A task maps every batch to a small record and, at the end, records to numbers.
+
+The map runs wherever the batch is (in any of several processes, under every plan in turn); the end runs once, on the records of
+the whole data in order. So the numbers do not depend on how many processes shared the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokensieve.data.sources import Source
+from tokensieve.models.load import Loaded
+
+Encode = Callable[[Tensor], Any]  # images (B,3,h,w) -> features (B,E) under one plan, or what the task's `act` makes of them
+Record = Any  # what is kept of one batch under one plan: CPU tensors and plain values, small
+
+
+@dataclass
+class Setup:
+    """What a task prepares itself with."""
+
+    model: str
+    pretrained: str
+    dataset: str
+    language: str
+    args: argparse.Namespace
+    loaded: Loaded
+    device: torch.device
+    precision: Callable[[], AbstractContextManager[Any]]  # autocast, or nothing
+    show: bool  # progress may be shown
+    say: Callable[[str], None]  # a remark on stderr, each one once
+    source: Callable[[str], Source]  # the data of a split, by the arguments
+
+
+class Task:
+    """One task on one data set, ready to be run; the defaults are those of a task with one split and nothing stored."""
+
+    name: str
+    metric: str  # the number that tables and plots show
+    act: Callable[[Any, Tensor], Any] | None = None  # (model, images): what is run instead of encoding the images
+
+    def sources(self) -> dict[str, Source]:
+        """What is read, in this order, by a name for each pass."""
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        """What its numbers depend on besides model, plan, data and the settings all tasks share."""
+        return {}
+
+    def batch(self, split: str, images: Tensor, targets: Any, encoders: Sequence[Encode]) -> list[Record]:
+        """One record a plan; `targets` is (B,) or (B,C) for labels and a list of B lists of strings for captions."""
+        raise NotImplementedError
+
+    def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        """The numbers of one plan, and their standard errors as NAME_stderr, from the records of every pass in order."""
+        raise NotImplementedError
+
+    def stored(self, plan: str, split: str) -> list[Record] | None:
+        """The records of an earlier run that was the same, if they were kept: then that pass is left out for the plan."""
+        return None
+
+    def store(self, plan: str, split: str, records: list[Record]) -> None:
+        """Keep the records of a pass for a later run."""
