@@ -31,6 +31,7 @@ _HOMES = {  # public name -> the module it lives in, imported when first asked f
     "apply_token_selection": "selection",
     "PrunedVisionEncoder": "selection",
     "apply_pruning_to_model": "selection",
+    "get_image_features_with_tokens": "models.features",
 }
 
 __all__ = ["__version__", *_HOMES]

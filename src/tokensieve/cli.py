@@ -19,7 +19,8 @@ from tokensieve import __version__
 from tokensieve.errors import UserError, did_you_mean
 
 TASKS = ("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "auto")
-MODEL_TYPES = ("open_clip", "ja_clip")
+MODEL_TYPES = ("open_clip", "ja_clip", "hf", "timm")
+FUSIONS = ("cls", "weighted", "mean")
 
 
 class Parser(argparse.ArgumentParser):
@@ -114,12 +115,26 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
             "oracle (the same number of tokens, chosen at no cost).",
         ),
         "train": command("train", "train what a YAML file describes", "Train what a YAML file describes."),
+        "show": command(
+            "show",
+            "draw which patches are kept",
+            "Draw into the image which patches a plan keeps, drops and merges, and by which scores.",
+        ),
+        "report": command("report", "make one HTML page of results", "Make one self-contained HTML page of result files."),
+        "families": command(
+            "families",
+            "list what models can be cut, and where",
+            "Try a small model of every family and tell what can be cut where.",
+        ),
     }
     by_name["eval"].usage = "tokensieve eval [--dataset NAME ...] [--model NAME ...] [--plan PLAN] [FLAGS]"
     _eval_flags(by_name["eval"])
     _build_flags(by_name["build"])
     _bench_flags(by_name["bench"])
     _train_flags(by_name["train"])
+    _show_flags(by_name["show"])
+    _report_flags(by_name["report"])
+    by_name["families"].add_argument("--output", metavar="FILE", help="also write the table as Markdown")
     return parser, by_name
 
 
@@ -136,13 +151,12 @@ def _eval_flags(parser: Parser) -> None:
         "--dataset_root", default="root", metavar="DIR", help="folder of the data; may hold {dataset} and {dataset_cleaned}"
     )
     what.add_argument("--split", "--test_split", dest="split", default="test", help="split to evaluate on (default: test)")
-    what.add_argument("--train_split", nargs="+", default=["train"], help="for linear probe: training split of each data set")
-    held_out = what.add_mutually_exclusive_group()
-    held_out.add_argument("--val_split", nargs="+", help="for linear probe: validation split of each data set")
-    held_out.add_argument(
-        "--val_proportion", nargs="+", type=float, help="for linear probe: share of the training split held out instead"
+    what.add_argument(
+        "--model",
+        nargs="+",
+        metavar="NAME",
+        help="open_clip architectures (default: the embedded one); with --model_type hf folders or Hub ids, with timm its names",
     )
-    what.add_argument("--model", nargs="+", metavar="NAME", help="open_clip architectures (default: the embedded one)")
     what.add_argument(
         "--pretrained",
         nargs="+",
@@ -156,14 +170,13 @@ def _eval_flags(parser: Parser) -> None:
         help="instead of --model and --pretrained: pairs, collections (openai, openclip_base, openclip_multilingual, "
         "openclip_all), or text files with one pair a line",
     )
-    what.add_argument("--model_type", type=one_of(*MODEL_TYPES), default="open_clip", metavar="{" + ",".join(MODEL_TYPES) + "}")
+    _model_type_flag(what)
     what.add_argument(
         "--task",
         type=one_of(*TASKS),
         default="auto",
         metavar="TASK",
-        help=f"one of {', '.join(TASKS)}; auto takes the data set's own (default). "
-        "This version evaluates zeroshot_classification",
+        help=f"one of {', '.join(TASKS)}; auto takes the data set's own (default)",
     )
     what.add_argument("--language", nargs="+", default=["en"], help="languages of class names and prompts (default: en)")
     what.add_argument("--limit", type=count(1), metavar="N", help="only the first N samples")
@@ -184,6 +197,20 @@ def _eval_flags(parser: Parser) -> None:
     plans.add_argument("--token_selection_k", type=int, metavar="K", help="with it: anchors (default: 10)")
     plans.add_argument("--token_selection_m", type=int, metavar="M", help="with it: tokens besides the anchors (default: 50)")
     plans.add_argument("--token_selection_alpha", type=float, metavar="ALPHA", help="with it: default 0.5")
+    plans.add_argument(
+        "--token_fusion",
+        type=one_of(*FUSIONS),
+        default="cls",
+        metavar="{" + ",".join(FUSIONS) + "}",
+        help="the image feature: the model's own (default), mixed with the selected patches, or their mean (a control)",
+    )
+    plans.add_argument(
+        "--token_fusion_weight",
+        type=fraction,
+        metavar="W",
+        help="with --token_fusion weighted: share of the model's own feature (default: 0.8)",
+    )
+    _weights_flag(plans)
     plans.add_argument("--strict", action="store_true", help="a tower that cannot be cut is an error, not a remark")
 
     how = parser.add_argument_group("how to run")
@@ -193,7 +220,18 @@ def _eval_flags(parser: Parser) -> None:
     how.add_argument("--amp", action="store_true", default=None, help="mixed precision (default on CUDA, off elsewhere)")
     how.add_argument("--no_amp", action="store_false", dest="amp", help="full precision everywhere")
     how.add_argument("--seed", type=count(0, 2**32 - 1), default=0, help="default: 0")
-    how.add_argument("--distributed", action="store_true", help="share the runs among the processes of torchrun or SLURM")
+    how.add_argument(
+        "--distributed",
+        action="store_true",
+        help="share the data among the processes that SLURM or MPI started (torchrun and srun are noticed without it)",
+    )
+    how.add_argument(
+        "--timeout",
+        type=count(1),
+        default=1800,
+        metavar="SECONDS",
+        help="with several processes: how long one may wait for another (default: 1800)",
+    )
     how.add_argument("--max_broken", type=fraction, default=0.01, help="share of images that may be unreadable (default: 0.01)")
     how.add_argument("--quiet", dest="verbose", action="store_false", help="no progress, no table")
 
@@ -217,16 +255,40 @@ def _eval_flags(parser: Parser) -> None:
     )
     files.add_argument("--model_cache_dir", metavar="DIR", help="where downloaded weights are kept")
     files.add_argument("--wds_cache_dir", metavar="DIR", help="where downloaded webdataset shards are kept")
-    files.add_argument("--feature_root", default="features", metavar="DIR", help="for linear probe: where features are kept")
-    files.add_argument("--annotation_file", default="", metavar="FILE", help="for retrieval: captions")
+    files.add_argument("--annotation_file", default="", metavar="FILE", help="captions, where a data set has them apart")
 
-    later = parser.add_argument_group("other tasks (same meaning as in clip_benchmark; no effect on zero-shot classification)")
-    later.add_argument("--recall_k", nargs="+", type=int, default=[5], help="for retrieval: the k of recall@k")
-    later.add_argument("--fewshot_k", type=int, default=-1, help="for linear probe: shots, -1 for all")
-    later.add_argument("--fewshot_epochs", type=int, default=10, help="for linear probe")
-    later.add_argument("--fewshot_lr", type=float, default=0.1, help="for linear probe")
-    later.add_argument("--normalize", type=truth, default=True, metavar="True|False", help="for linear probe: unit features")
-    later.add_argument("--skip_load", action="store_true", help="for linear probe: features are cached, load no model")
+    retrieval = parser.add_argument_group("zeroshot_retrieval")
+    retrieval.add_argument(
+        "--recall_k", nargs="+", type=count(1), default=[5], metavar="K", help="the k of recall@k (default: 5)"
+    )
+
+    probe = parser.add_argument_group("linear_probe")
+    probe.add_argument("--train_split", nargs="+", default=["train"], help="training split of each data set (default: train)")
+    held_out = probe.add_mutually_exclusive_group()
+    held_out.add_argument("--val_split", nargs="+", help="validation split of each data set, to choose the weight decay")
+    held_out.add_argument(
+        "--val_proportion", nargs="+", type=fraction, help="share of the training split held out for that instead"
+    )
+    probe.add_argument("--fewshot_k", type=int, default=-1, metavar="K", help="images of each class (default: -1, all)")
+    probe.add_argument("--fewshot_epochs", type=count(1), default=10, metavar="N", help="default: 10")
+    probe.add_argument("--fewshot_lr", type=float, default=0.1, metavar="LR", help="default: 0.1")
+    probe.add_argument("--normalize", type=truth, default=True, metavar="True|False", help="unit features (default: True)")
+    probe.add_argument("--feature_root", default="features", metavar="DIR", help="where features are kept (default: features)")
+    probe.add_argument("--skip_load", action="store_true", help="the features are there from an earlier run: load no model")
+
+
+def _model_type_flag(parser: Any) -> None:
+    parser.add_argument(
+        "--model_type",
+        type=one_of(*MODEL_TYPES),
+        default="open_clip",
+        metavar="{" + ",".join(MODEL_TYPES) + "}",
+        help="the library that the model comes from (default: open_clip)",
+    )
+
+
+def _weights_flag(parser: Any) -> None:
+    parser.add_argument("--weights", nargs="+", metavar="FILE", help="trained weights of a method in the plan, such as learned")
 
 
 def _build_flags(parser: Parser) -> None:
@@ -235,11 +297,13 @@ def _build_flags(parser: Parser) -> None:
 
 
 def _bench_flags(parser: Parser) -> None:
-    parser.add_argument("--model", default="ViT-B-16", help="open_clip architecture (default: ViT-B-16)")
+    parser.add_argument("--model", default="ViT-B-16", help="name of an architecture (default: ViT-B-16)")
+    _model_type_flag(parser)
     parser.add_argument("--pretrained", default="", metavar="TAG", help="weights (default: random ones; speed is the same)")
     parser.add_argument("--plan", nargs="+", default=["anchor(k=10,m=50)"], metavar="PLAN", help="plans to measure")
     parser.add_argument("--batch_size", nargs="+", type=count(1), default=[16], metavar="N")
     parser.add_argument("--repeats", type=count(1), default=10, help="rounds of the interleaved run (default: 10)")
+    _weights_flag(parser)
     parser.add_argument("--image_size", type=count(1), metavar="PIXELS", help="default: the model's own")
     parser.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
     parser.add_argument("--output", metavar="FILE", help="also write the rows as JSON")
@@ -251,6 +315,28 @@ def _train_flags(parser: Parser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--output", metavar="DIR", help="folder of the run (default: the one the file names)")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _show_flags(parser: Parser) -> None:
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="image files, or embedded:N for a scene of the embedded test set"
+    )
+    parser.add_argument("--plan", metavar="PLAN", help="default: anchor(k=10,m=50,alpha=0.5)")
+    parser.add_argument("--compare", nargs="+", default=[], metavar="PLAN", help="more plans, side by side")
+    parser.add_argument("--model", metavar="NAME", help="default: the embedded one")
+    parser.add_argument("--pretrained", metavar="TAG", help="weights of the model")
+    _model_type_flag(parser)
+    _weights_flag(parser)
+    parser.add_argument("--output", metavar="FILE", help="the PNG to write")
+    parser.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
+    parser.add_argument("--seed", type=count(0, 2**32 - 1), default=0, help="default: 0")
+
+
+def _report_flags(parser: Parser) -> None:
+    parser.add_argument("files", nargs="+", metavar="RESULTS", help="JSON result files, or folders of them")
+    parser.add_argument("--output", default="report.html", metavar="FILE", help="default: report.html")
+    parser.add_argument("--title", help="the page's heading")
+    parser.add_argument("--images", type=count(0), default=2, metavar="N", help="example pictures for each model (default: 2)")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -298,11 +384,25 @@ def dispatch(args: argparse.Namespace) -> None:
             args.output,
             args.quiet,
             image_size=args.image_size,
+            model_type=args.model_type,
+            weights=args.weights,
         )
     elif args.command == "train":
         from tokensieve import training
 
         training.run(args.config, resume=args.resume, quiet=args.quiet, output=args.output)
+    elif args.command == "show":
+        from tokensieve import show
+
+        show.run(args)
+    elif args.command == "report":
+        from tokensieve import report
+
+        report.run(args)
+    elif args.command == "families":
+        from tokensieve import families
+
+        families.run(args)
 
 
 def _print_methods() -> None:
