@@ -71,7 +71,35 @@ class ClipTraining(Section):
         return sum(phase.steps for phase in self.phases)
 
 
-TASKS: dict[str, type[Section]] = {"clip": ClipTraining}
+class CaptionTraining(Section):
+    """`tokensieve train configs/embedded_coca.yaml`: a CoCa learns captions on top of a CLIP's frozen vision tower."""
+
+    task: Literal["captions"]
+    output: Path
+    model: str = "sieve-coca-8"
+    start: str = "scenes-v1"
+    """The embedded weights whose towers it begins with."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    optimizer: Optimizer = Optimizer()
+    pictures: Count = 12_800
+    """How many training pictures there are; each keeps about 50 kB of memory."""
+    batch: Annotated[int, Field(ge=2)] = 32
+    steps: Count
+    contrast: Annotated[float, Field(ge=0)] = 0.5
+    """Weight of the contrast between captions and pictures beside the caption loss."""
+    threads: Count | None = None
+    checkpoint_every: Count = 200
+    evaluate: bool = True
+    """At the end, measure on the val and test splits and write it to card.json."""
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> CaptionTraining:
+        if self.batch > self.pictures:
+            raise ValueError(f"batch: {self.batch} is more than the {self.pictures} pictures")
+        return self
+
+
+TASKS: dict[str, type[Section]] = {"clip": ClipTraining, "captions": CaptionTraining}
 
 
 def load(path: str | Path) -> ClipTraining:

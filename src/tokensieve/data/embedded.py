@@ -75,7 +75,7 @@ _CAPTIONS_START, _QUESTIONS_START = 20_000_000, 30_000_000
 
 
 class EmbeddedCaptions(Dataset[tuple[Any, list[str]]]):
-    """Several objects a picture, with one caption that tells them and their places: (image, [caption])."""
+    """Several objects a picture, with a caption seen from each of them that tells all and their places: (image, captions)."""
 
     def __init__(self, split: str = "test", transform: Callable[[Image.Image], Any] | None = None, length: int = 1_000) -> None:
         self.seed, self.transform, self.length = split_seed(split), transform, length
@@ -92,7 +92,7 @@ class EmbeddedCaptions(Dataset[tuple[Any, list[str]]]):
             raise IndexError(index)
         scene = self.scene(index)
         image = Image.fromarray(scenes.render(scene))
-        return (self.transform(image) if self.transform else image), [scenes.caption(scene)]
+        return (self.transform(image) if self.transform else image), scenes.captions(scene)
 
 
 class EmbeddedQuestions(Dataset[tuple[Any, scenes.Question]]):

@@ -348,9 +348,21 @@ def relation(a: Thing, b: Thing) -> str:
 def caption(scene: Scene) -> str:
     """A true sentence that names every object: "a red circle left of a blue star and above a white ring"."""
     first, *others = scene.objects
-    words = f"a {name_of(first.pair)}"
+    return _seen_from(first, others)
+
+
+def _seen_from(first: Thing, others: Sequence[Thing]) -> str:
     told = [f"{relation(first, other)} a {name_of(other.pair)}" for other in others]
-    return f"{words} {' and '.join(told)}".strip()
+    return f"a {name_of(first.pair)} {' and '.join(told)}".strip()
+
+
+def captions(scene: Scene) -> list[str]:
+    """One true sentence for each object, seen from it; objects and what lies around them are told from left to right.
+
+    So all that a sentence says can be seen in the picture, but for the object it begins with: there is one for each.
+    """
+    things = sorted(scene.objects, key=lambda thing: thing.x)
+    return [_seen_from(thing, [other for other in things if other is not thing]) for thing in things]
 
 
 @dataclass(frozen=True)

@@ -292,7 +292,7 @@ def export(learner: ClipLearner, run: Path) -> dict[str, Any]:
     weights = {name: value.contiguous() for name, value in learner.model.state_dict().items()}
     results.write_bytes(run / f"{embedded.PRETRAINED}.safetensors", safetensors.torch.save(weights))
     rows = [json.loads(row) for row in (run / LOG).read_text(encoding="utf-8").splitlines()]
-    curve = _thinned(rows, every=max(1, len(rows) // 100))
+    curve = thinned(rows, every=max(1, len(rows) // 100))
     table = [",".join(curve[0]), *(",".join(map(str, row.values())) for row in curve)]
     results.write_text(run / "losses.csv", "\n".join(table) + "\n")
     measured = {}
@@ -322,7 +322,7 @@ def export(learner: ClipLearner, run: Path) -> dict[str, Any]:
     return card
 
 
-def _thinned(rows: list[dict[str, float]], every: int) -> list[dict[str, float]]:
+def thinned(rows: list[dict[str, float]], every: int) -> list[dict[str, float]]:
     """Means over stretches of `every` rows; each carries the step it ends with."""
     out = []
     for start in range(0, len(rows), every):

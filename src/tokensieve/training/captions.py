@@ -1,0 +1,163 @@
+"""A CoCa learns to write captions on top of the embedded CLIP, whose vision tower it takes over and leaves as it is.
+
+The tower is frozen, so that a picture's tokens are computed once and then kept (float16, in memory): a step costs the two
+small text transformers only. The losses are CoCa's: the next word of a caption, and the contrast between captions and pictures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokensieve import embedded, results
+from tokensieve.config import CaptionTraining
+from tokensieve.data import scenes
+from tokensieve.data.embedded import EmbeddedCaptions, as_batch
+from tokensieve.errors import UserError
+from tokensieve.training.clip import thinned
+from tokensieve.training.loop import LOG
+from tokensieve.training.muon import Muon
+
+
+class Pictures:
+    """The frozen tower's answer to training pictures, each computed when first asked for and on its own.
+
+    One at a time, so that a run that was stopped and resumed sees the same bits whatever it asks for first.
+    """
+
+    def __init__(self, visual: nn.Module, data: EmbeddedCaptions) -> None:
+        self.visual, self.data = visual, data
+        preprocess: Any = visual.preprocess_cfg
+        self.mean, self.std = (torch.tensor(preprocess[key]).view(3, 1, 1) * 255 for key in ("mean", "std"))
+        self.known: dict[int, tuple[Tensor, Tensor, list[str]]] = {}
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, list[str]]:
+        """latent (E), tokens (N, D) and the captions of one picture."""
+        if index not in self.known:
+            scene = self.data.scene(index)
+            pixels = torch.from_numpy(as_batch([scenes.render(scene)])).float()
+            with torch.inference_mode():
+                latent, tokens = self.visual((pixels - self.mean) / self.std)
+            self.known[index] = (F.normalize(latent[0], dim=-1), tokens[0].half(), scenes.captions(scene))
+        return self.known[index]
+
+
+class CaptionLearner:
+    """The model, its two optimizers and the pictures: what the loop drives."""
+
+    def __init__(self, config: CaptionTraining) -> None:
+        import open_clip
+
+        torch.manual_seed(config.seed)
+        embedded.register()
+        self.config = config
+        self.model = open_clip.create_model(config.model)
+        self.tokenizer = open_clip.get_tokenizer(config.model)
+        _begin_as_clip(self.model, embedded.weights_path(config.start))
+        self.model.visual.eval().requires_grad_(False)
+        self.pictures = Pictures(self.model.visual, EmbeddedCaptions("train", length=config.pictures))
+        self.muon, self.adamw = _optimizers(self.model, config)
+        self.seconds = 0.0
+
+    def step(self, index: int) -> dict[str, float]:
+        began = time.perf_counter()
+        latents, tokens, words = self._batch(index)
+        rate = self._rate(index)
+        for optimizer in (self.muon, self.adamw):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad(set_to_none=True)
+        out = self.model(None, words, image_latent=latents, image_embs=tokens)
+        wording = F.cross_entropy(out["logits"].flatten(0, 1), out["labels"].flatten(), ignore_index=0)
+        logits = out["logit_scale"] * latents @ out["text_features"].T  # (B, B)
+        same = torch.arange(len(logits))
+        contrast = (F.cross_entropy(logits, same) + F.cross_entropy(logits.T, same)) / 2
+        (wording + self.config.contrast * contrast).backward()
+        nn.utils.clip_grad_norm_([p for g in self.adamw.param_groups for p in g["params"]], self.config.optimizer.clip)
+        self.muon.step()
+        self.adamw.step()
+        with torch.no_grad():
+            self.model.logit_scale.clamp_(0, math.log(100))
+        self.seconds += time.perf_counter() - began
+        return {"caption": float(wording.detach()), "contrast": float(contrast.detach())}
+
+    def _batch(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Step `index` takes the next pictures of a shuffle that is new in every epoch, each with one of its captions."""
+        size = self.config.batch
+        epoch, place = divmod(index, self.config.pictures // size)
+        order = np.random.default_rng([self.config.seed, epoch, 3]).permutation(self.config.pictures)
+        rng = np.random.default_rng([self.config.seed, index, 4])
+        latents, tokens, captions = zip(*(self.pictures[int(i)] for i in order[place * size :][:size]), strict=True)
+        texts = [told[int(rng.integers(len(told)))] for told in captions]
+        return torch.stack(latents), torch.stack(tokens).float(), self.tokenizer(texts)
+
+    def _rate(self, index: int) -> float:
+        how = self.config.optimizer
+        if index < how.warmup:
+            return how.lr * (index + 1) / how.warmup
+        done = (index - how.warmup) / max(1, self.config.steps - how.warmup)
+        return how.lr * (how.floor + (1 - how.floor) * (1 + math.cos(math.pi * done)) / 2)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "recipe": self._recipe(),
+            "model": self.model.state_dict(),
+            "muon": self.muon.state_dict(),
+            "adamw": self.adamw.state_dict(),
+            "seconds": self.seconds,
+        }
+
+    def _recipe(self) -> dict[str, Any]:
+        """What decides the result: all of the configuration but how and where the work is done."""
+        return json.loads(self.config.model_dump_json(exclude={"output", "threads", "checkpoint_every", "evaluate"}))
+
+    def restore(self, state: dict[str, Any]) -> None:
+        changed = [key for key, value in self._recipe().items() if state["recipe"].get(key) != value]
+        if changed:
+            raise UserError(
+                f"the run was begun with other values of {', '.join(changed)}; "
+                "restore them in the configuration, or begin a new run with another --output"
+            )
+        self.model.load_state_dict(state["model"])
+        self.muon.load_state_dict(state["muon"])
+        self.adamw.load_state_dict(state["adamw"])
+        self.seconds = state["seconds"]
+
+
+def _begin_as_clip(model: nn.Module, weights: Path) -> None:
+    """Take over a CLIP's two towers; the text tower's extra token and the decoder's way out of it begin at random."""
+    clip = safetensors.torch.load_file(weights)
+    state = model.state_dict()
+    for name, value in clip.items():
+        target = name if name.startswith("visual.") or name == "logit_scale" else f"text.{name}"
+        if target == "text.positional_embedding":
+            value = torch.cat([value, state[target][len(value) :]])
+        state[target].copy_(value)  # the model's own storage
+    projection: Tensor = model.text_decoder.text_projection  # type: ignore[union-attr, assignment]
+    nn.init.normal_(projection, std=projection.shape[0] ** -0.5)  # open_clip leaves it as the memory was
+
+
+def _optimizers(model: nn.Module, config: CaptionTraining) -> tuple[Muon, torch.optim.AdamW]:
+    """Muon for the matrices of the blocks; AdamW for embeddings, projections, gains and biases. Only matrices decay."""
+    how = config.optimizer
+    matrices, others, gains = [], [], []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim < 2:
+            gains.append(parameter)
+        elif "resblocks" in name or "cross_attn" in name:
+            matrices.append(parameter)
+        else:
+            others.append(parameter)
+    groups = [{"params": others, "weight_decay": how.weight_decay}, {"params": gains, "weight_decay": 0.0}]
+    return Muon(matrices, lr=how.lr, weight_decay=how.weight_decay), torch.optim.AdamW(groups, lr=how.lr, betas=(0.9, 0.98))
