@@ -21,8 +21,9 @@ import pytest
 import torch
 
 from tests.pictures import CLASSES, many_hot, picture, png, write_shards
-from tokensieve import embedded, evaluate, results
+from tokensieve import arms, embedded, evaluate, results
 from tokensieve.cli import main
+from tokensieve.data.sources import Batch
 from tokensieve.handle import Handle, apply
 from tokensieve.models import load
 from tokensieve.plan import Plan
@@ -287,7 +288,7 @@ def test_an_arm_leaves_the_model_as_it_was_when_encoding_fails(tiny_clip: Simple
     model, _, _ = tiny_clip.make()
     images = torch.randn(2, 3, 48, 32)
     before = model.encode_image(images)
-    arm = evaluate.Arm(model, Plan.parse("random:6"), 0, torch.no_grad)
+    arm = arms.Arm(model, Plan.parse("random:6"), 0, torch.no_grad)
     with pytest.raises(RuntimeError):
         arm(torch.randn(2, 1, 48, 32))  # one channel
     assert torch.equal(model.encode_image(images), before)
@@ -295,7 +296,7 @@ def test_an_arm_leaves_the_model_as_it_was_when_encoding_fails(tiny_clip: Simple
 
 
 def test_speed_leaves_out_the_warm_up_and_the_short_last_batch() -> None:
-    arm = evaluate.Arm(None, Plan.parse("none"), 0, torch.no_grad)
+    arm = arms.Arm(None, Plan.parse("none"), 0, torch.no_grad)
     arm.times = [(8, 100.0), (8, 2.0), (8, 4.0), (8, 3.0), (1, 50.0)]
     assert arm.images_per_second() == pytest.approx(8 / 3)
     arm.times = [(8, 4.0)]
@@ -304,7 +305,7 @@ def test_speed_leaves_out_the_warm_up_and_the_short_last_batch() -> None:
     assert arm.images_per_second() == pytest.approx(10)
 
 
-def test_timing_the_unreduced_model_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timing_the_unreduced_model_costs_little() -> None:
     class Fake:
         def __init__(self, cost: float) -> None:
             self.cost, self.calls = cost, 0
@@ -318,10 +319,9 @@ def test_timing_the_unreduced_model_costs_little(monkeypatch: pytest.MonkeyPatch
 
     def timed(batches: int) -> int:
         full, arm = Fake(1.5), Fake(1.0)
-        reading = evaluate._Reading.__new__(evaluate._Reading)
-        monkeypatch.setattr(reading, "batches", lambda: iter([(None, None)] * batches), raising=False)
-        for images, _ in reading.batches_with(full, [arm]):  # type: ignore[arg-type, list-item]
-            arm(images)
+        some = Batch(torch.zeros(1, 3, 2, 2), torch.zeros(1), [], 0, torch.zeros(1))
+        for batch in evaluate._timing_full(iter([some] * batches), full, [arm]):  # type: ignore[arg-type, list-item]
+            arm(batch.images)
         return full.calls
 
     assert timed(1) == 1
@@ -441,24 +441,12 @@ def test_the_seed_reaches_the_plan(run: Run, monkeypatch: pytest.MonkeyPatch) ->
         handles.append(apply(*args, **kwargs))
         return handles[-1]
 
-    monkeypatch.setattr(evaluate, "apply", watched)
+    monkeypatch.setattr(arms, "apply", watched)
     for seed in (3, 3, 4):
         assert only(run("--plan", "random:6", "--output", "colours_{plan}.json", "--seed", seed))["run"]["seed"] == seed
     first, again, other = (handle.kept for handle in handles)
     assert first is not None and again is not None and other is not None
     assert torch.equal(first, again) and not torch.equal(first, other)
-
-
-def test_distributed_shares_the_runs(run: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("colours1", "colours2", "colours3"):
-        shutil.copytree(shards, tmp_path / "data" / name)
-    flags = ["--dataset", *(f"wds/colours{i}" for i in (1, 2, 3)), "--dataset_root", f"{tmp_path}/data/{{dataset}}"]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
-    first = set(run(*flags, "--distributed").results)
-    monkeypatch.setenv("RANK", "0")
-    both = set(run(*flags, "--distributed").results)
-    assert (len(first), len(both)) == (1, 3)
 
 
 def test_weights_from_another_folder_are_the_same_weights(tiny_clip: SimpleNamespace) -> None:

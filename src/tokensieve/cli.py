@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tokensieve import __version__
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import Lost, UserError, did_you_mean
 
 TASKS = ("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "auto")
 MODEL_TYPES = ("open_clip", "ja_clip", "hf", "timm")
@@ -155,7 +155,7 @@ def _eval_flags(parser: Parser) -> None:
         "--model",
         nargs="+",
         metavar="NAME",
-        help="open_clip architectures (default: the embedded one); with --model_type hf folders or Hub ids, with timm its names",
+        help="open_clip architectures (default: the embedded one); with --model_type hf folders or Hub ids, with timm names",
     )
     what.add_argument(
         "--pretrained",
@@ -435,6 +435,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"tokensieve: error: {error}", file=sys.stderr)
         return 2
+    except Lost as error:
+        print(f"tokensieve: error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("tokensieve: interrupted", file=sys.stderr)
         return 130

@@ -18,6 +18,10 @@ class Uncuttable(UserError):
         self.reason = reason
 
 
+class Lost(RuntimeError):
+    """Another process of the job is gone, so this one cannot go on. The command line prints it in one line and exits with 1."""
+
+
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """A hint to append to a message: the nearest allowed word, or nothing."""
     near = difflib.get_close_matches(word, list(options), n=1)

@@ -1,19 +1,18 @@
 """`tokensieve eval`: every model on every data set in every language, under all plans in one pass over the data.
 
 Each batch is encoded under every plan in turn, so that the data is read once and the times are comparable. What can be wrong
-with the arguments (names, plans, files that cannot be written) is found before anything is loaded.
+with the arguments (names, plans, files that cannot be written) is found before anything is loaded. Several processes share the
+batches of every data set; process 0 puts the records in order, computes the numbers and writes.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import copy
+import importlib
 import os
-import random
-import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,40 +23,51 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from tokensieve import results
+from tokensieve import results, table
+from tokensieve.arms import Arm, Fusion, reductions
 from tokensieve.data import sources
 from tokensieve.data.sources import Batch, Broken, Source
-from tokensieve.device import find_device, timed
-from tokensieve.errors import Uncuttable, UserError
-from tokensieve.flops import gflops
-from tokensieve.handle import Handle, PlanWarning, apply
+from tokensieve.device import find_device
+from tokensieve.distributed import World, world
+from tokensieve.errors import UserError
+from tokensieve.methods import REGISTRY
 from tokensieve.models import load
 from tokensieve.models.load import Loaded
 from tokensieve.plan import Plan
+from tokensieve.reading import Reading, judge
 from tokensieve.selection import pruning_plan, selection_plan
-from tokensieve.tasks import classification
+from tokensieve.tasks import Record, Setup, Task
 
+CLASSIFICATION, LINEAR_PROBE = "zeroshot_classification", "linear_probe"
+TASKS = {  # name: its file in tasks/ and its class there
+    CLASSIFICATION: ("classification", "ClassificationTask"),
+    "zeroshot_retrieval": ("retrieval", "RetrievalTask"),
+    LINEAR_PROBE: ("linear_probe", "LinearProbeTask"),
+    "image_caption_selection": ("caption_selection", "CaptionSelectionTask"),
+    "captioning": ("captioning", "CaptioningTask"),
+}
 S2_DEFAULT = "anchor(k=10,m=50,alpha=0.5)"
 DEFAULT_JOB = ("none", S2_DEFAULT, "random:60", "grid:60")
 DEFAULT_FOLDER = "results"
 S1_FLAGS = {"token_selection_k": "k", "token_selection_m": "m", "token_selection_alpha": "alpha"}  # flag: its argument
 S2_FLAGS = {flag: flag for flag in ("k_anchors", "top_m", "alpha", "prune_layer")}
 FULL_SHARE = 0.05  # of the plans' time may go into timing the unreduced model, after one batch, where it is not a plan
-# Flags of clip_benchmark that its zero-shot classification does not look at, with their defaults.
-OTHER_TASKS: dict[str, Any] = {
-    "train_split": ["train"],
-    "val_split": None,
-    "val_proportion": None,
-    "recall_k": [5],
-    "fewshot_k": -1,
-    "fewshot_epochs": 10,
-    "fewshot_lr": 0.1,
-    "normalize": True,
-    "skip_load": False,
-    "feature_root": "features",
-    "annotation_file": "",
+# Flags that one task alone looks at, with their defaults.
+TASK_FLAGS: dict[str, dict[str, Any]] = {
+    "zeroshot_retrieval": {"recall_k": [5]},
+    LINEAR_PROBE: {
+        "train_split": ["train"],
+        "val_split": None,
+        "val_proportion": None,
+        "fewshot_k": -1,
+        "fewshot_epochs": 10,
+        "fewshot_lr": 0.1,
+        "normalize": True,
+        "feature_root": "features",
+        "skip_load": False,
+    },
+    CLASSIFICATION: {"save_clf": None, "load_clfs": []},
 }
 
 
@@ -71,26 +81,30 @@ class Job:
     language: str
     task: str
     files: dict[str, Path]  # by the plan's text
+    splits: dict[str, Any]  # train_split, val_split and val_proportion of this data set
 
 
 def run(args: argparse.Namespace) -> list[Path]:
-    """Do all jobs that the arguments describe; the result files."""
+    """Do all jobs that the arguments describe; the result files (in process 0)."""
+    with world(args.distributed, args.timeout) as here:
+        return _run(args, here)
+
+
+def _run(args: argparse.Namespace, here: World) -> list[Path]:
     _check_switches(args)
     bare = not any((args.dataset, args.model, args.pretrained, args.pretrained_model)) and not _plan_flags(args)
+    bare = bare and args.task == "auto" and args.model_type == "open_clip" and args.token_fusion == "cls"
     plans = [Plan.parse(text) for text in (DEFAULT_JOB if bare else _plan_texts(args))]
     plans = list({str(plan): plan for plan in plans}.values())
+    _check_weights(args, plans)
     template = args.output or os.path.join(DEFAULT_FOLDER if bare else "", results.DEFAULT_OUTPUT)
-    local_rank, rank, world = world_from_environment() if args.distributed else (0, 0, 1)
-    device = find_device(args.device, local_rank)
-    say = Speaker()
+    device = find_device(args.device, here.local_rank)
+    say = Speaker(silent=not here.leads)
     jobs = list_jobs(args, plans, template)
-    _mention_idle_flags(args, say)
+    _mention_idle_flags(args, {job.task for job in jobs}, say)
     for job in jobs:
         for path in job.files.values():
             results.check_writable(path)
-    if args.distributed:
-        random.Random(args.seed).shuffle(jobs)  # as clip_benchmark, so that the work is balanced
-        jobs = jobs[rank::world]
 
     written: list[Path] = []
     loaded: Loaded | None = None
@@ -99,12 +113,28 @@ def run(args: argparse.Namespace) -> list[Path]:
         torch.manual_seed(args.seed)
         if loaded is None or at_hand != (job.model, job.pretrained):
             loaded, at_hand = None, (job.model, job.pretrained)  # the old model goes before the new one comes
-            loaded = load.load(*at_hand, model_type=args.model_type, cache_dir=args.model_cache_dir, device=device)
+            with here.first():
+                loaded = _load(job, args, device)
             for note in loaded.notes:
                 say(note)
         load.set_language(job.model, loaded.tokenizer, job.language)
-        written += run_job(job, plans, loaded, args, device, say, show=args.verbose and rank == 0)
+        written += run_job(job, plans, loaded, args, device, say, here)
     return written
+
+
+def _load(job: Job, args: argparse.Namespace, device: torch.device) -> Loaded:
+    if args.skip_load:
+        return Loaded(model=None, transform=_as_it_is, tokenizer=_no_tokenizer, fingerprint="")
+    names = (job.model, job.pretrained)
+    return load.load(*names, model_type=args.model_type, cache_dir=args.model_cache_dir, device=device)
+
+
+def _as_it_is(image: Any) -> Any:
+    return image
+
+
+def _no_tokenizer(texts: list[str]) -> Any:
+    raise AssertionError("with --skip_load no text is read")
 
 
 # ------------------------------------------------------------------------------------------------- what the arguments mean
@@ -135,6 +165,8 @@ def _check_switches(args: argparse.Namespace) -> None:
         given = [flag for flag in flags if getattr(args, flag) is not None]
         if given and not getattr(args, switch):
             raise UserError(f"--{given[0]} works with --{switch} only: add --{switch}.")
+    if args.token_fusion_weight is not None and args.token_fusion != "weighted":
+        raise UserError("--token_fusion_weight works with --token_fusion weighted only: add it.")
 
 
 def _given(args: argparse.Namespace, flags: dict[str, str]) -> dict[str, Any]:
@@ -142,19 +174,24 @@ def _given(args: argparse.Namespace, flags: dict[str, str]) -> dict[str, Any]:
     return {name: getattr(args, flag) for flag, name in flags.items() if getattr(args, flag) is not None}
 
 
+def _check_weights(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
+    """Weights that no plan asks for would be passed over in silence: a UserError."""
+    if args.weights and not any(step.method.part for plan in plans for step in plan.steps):
+        trained = ", ".join(name for name, method in REGISTRY.items() if method.part)
+        raise UserError(f"--weights {args.weights[0]}: no method of the plan is a trained one ({trained}).")
+
+
 def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) -> list[Job]:
     """All combinations, with every name checked and every result file different."""
-    models = load.pairs(args.model, args.pretrained, args.pretrained_model)
+    models = load.pairs(args.model, args.pretrained, args.pretrained_model, args.model_type)
     for model, pretrained in models:
         load.check(model, pretrained, args.model_type)
     datasets = sources.names(args.dataset)
     tasks = {name: sources.task_of(name) if args.task == "auto" else args.task for name in datasets}
     for name, task in tasks.items():
-        if task != classification.NAME:
-            raise UserError(
-                f"{name}: the task {task} is not in this version, only {classification.NAME} (one or several labels) is; "
-                f"zeroshot_retrieval, linear_probe, captioning and image_caption_selection come later."
-            )
+        if args.skip_load and task != LINEAR_PROBE:
+            raise UserError(f"--skip_load works with --task {LINEAR_PROBE} only, not with {task} ({name}).")
+    splits = _splits(args, datasets)
     jobs: list[Job] = []
     owner: dict[Path, str] = {}
     for (model, pretrained), dataset, language in dict.fromkeys(product(models, datasets, args.language)):
@@ -166,8 +203,20 @@ def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) ->
             if path in owner:
                 raise UserError(f"--output {template!r} names {path} both for {owner[path]} and for {this}.")
             owner[path], files[plan] = this, path
-        jobs.append(Job(model, pretrained, dataset, language, tasks[dataset], files))
+        jobs.append(Job(model, pretrained, dataset, language, tasks[dataset], files, splits[dataset]))
     return jobs
+
+
+def _splits(args: argparse.Namespace, datasets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """train_split, val_split and val_proportion of every data set: one for each, or one for all."""
+    made: dict[str, dict[str, Any]] = {name: {} for name in datasets}
+    for flag in ("train_split", "val_split", "val_proportion"):
+        given = getattr(args, flag)
+        if given is not None and len(given) not in (1, len(datasets)):
+            raise UserError(f"--{flag} has {len(given)} values for {len(datasets)} data sets: give one, or one for each.")
+        for number, name in enumerate(datasets):
+            made[name][flag] = None if given is None else given[number if len(given) > 1 else 0]
+    return made
 
 
 def _names(model: str, pretrained: str, dataset: str, language: str, task: str) -> dict[str, str]:
@@ -183,87 +232,27 @@ def _names(model: str, pretrained: str, dataset: str, language: str, task: str) 
     }
 
 
-def _mention_idle_flags(args: argparse.Namespace, say: Speaker) -> None:
-    for flag, default in OTHER_TASKS.items():
-        if getattr(args, flag) != default:
-            say(f"--{flag} has no effect on {classification.NAME}")
-
-
-def world_from_environment() -> tuple[int, int, int]:
-    """(local rank, rank, number of processes) as torchrun, SLURM or MPI tell them."""
-
-    def first(*variables: str, default: int) -> int:
-        return next((int(os.environ[name]) for name in variables if name in os.environ), default)
-
-    return (
-        first("LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", default=0),
-        first("RANK", "PMI_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", default=0),
-        first("WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", default=1),
-    )
+def _mention_idle_flags(args: argparse.Namespace, tasks: set[str], say: Speaker) -> None:
+    for task, flags in TASK_FLAGS.items():
+        for flag, default in flags.items():
+            if task not in tasks and getattr(args, flag) != default:
+                say(f"--{flag} has no effect on {', '.join(sorted(tasks))}")
 
 
 class Speaker:
-    """Says a remark on stderr, each one once."""
+    """Says a remark on stderr, each one once; process 0 speaks for all."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent: bool = False) -> None:
         self.said: set[str] = set()
+        self.silent = silent
 
     def __call__(self, remark: str) -> None:
-        if remark not in self.said:
+        if remark not in self.said and not self.silent:
             self.said.add(remark)
             print(f"tokensieve: {remark}", file=sys.stderr)
 
 
 # ----------------------------------------------------------------------------------------------------------------- one job
-
-
-class Arm:
-    """One plan on the model: puts itself on for a batch, encodes, takes itself off, and keeps its times."""
-
-    def __init__(self, model: Any, plan: Plan, seed: int, precision: Callable[[], AbstractContextManager[Any]]) -> None:
-        self.model, self.plan, self.precision = model, plan, precision
-        self.handle: Handle | None = None
-        self.reason: str | None = "the plan is none" if plan.is_identity else None
-        self.times: list[tuple[int, float]] = []  # images and seconds of every batch
-        if not plan.is_identity:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", PlanWarning)  # its notes go to stderr and into the result
-                    self.handle = apply(model, plan, seed=seed)
-                self.handle.remove()
-            except Uncuttable as error:
-                self.reason = error.reason
-
-    @property
-    def notes(self) -> list[str]:
-        return list(self.handle.notes) if self.handle else []
-
-    def __call__(self, images: Tensor) -> Tensor:
-        features, seconds = timed(partial(self.encode, images), images.device)
-        self.times.append((len(images), seconds))
-        return features
-
-    def encode(self, images: Tensor) -> Tensor:
-        """The features (B,E) under this plan, untimed."""
-        if self.handle is not None:
-            self.handle.attach()
-        try:
-            with self.precision():
-                features: Tensor = self.model.encode_image(images)
-            return features
-        finally:
-            if self.handle is not None:
-                self.handle.remove()
-
-    @property
-    def seconds(self) -> float:
-        return sum(seconds for _, seconds in self.times)
-
-    def images_per_second(self) -> float:
-        """From the median time of an image over whole batches, the first one (warm-up) left out if there are more."""
-        largest = max(n for n, _ in self.times)
-        whole = [seconds / n for n, seconds in self.times if n == largest]
-        return 1 / statistics.median(whole[1:] or whole)
 
 
 def run_job(
@@ -273,26 +262,22 @@ def run_job(
     args: argparse.Namespace,
     device: torch.device,
     say: Speaker,
-    show: bool,
+    here: World,
 ) -> list[Path]:
-    """One pass over the data; the files that were written."""
+    """One task on one data set under all plans; the files that were written (by process 0)."""
     started = time.perf_counter()
+    show = args.verbose and here.leads
     amp = device.type == "cuda" if args.amp is None else args.amp
 
     def precision() -> AbstractContextManager[Any]:
         return torch.autocast(device.type, enabled=amp)
 
-    source = sources.build(
-        job.dataset,
-        loaded.transform,
-        root=args.dataset_root,
-        split=args.split,
-        language=job.language,
-        limit=args.limit,
-        wds_cache_dir=args.wds_cache_dir,
-        custom_classname_file=args.custom_classname_file,
-        custom_template_file=args.custom_template_file,
-    )
+    fusion = Fusion(args.token_fusion, 0.8 if args.token_fusion_weight is None else args.token_fusion_weight)
+    setup = _setup(job, loaded, args, device, precision, say, show)
+    with here.first():
+        task = _task(job.task)(setup)
+        data = task.sources()
+    streamed = [source.workers(args.num_workers) for source in data.values() if source.size is None]
     settings = {
         "seed": args.seed,
         "split": args.split,
@@ -301,62 +286,139 @@ def run_job(
         "dtype": str(torch.get_autocast_dtype(device.type) if amp else torch.float32).removeprefix("torch."),
         "amp": amp,
         "batch_size": args.batch_size,
-        "normalize": True,
-        "workers": source.workers(args.num_workers) if source.size is None else None,  # they set the order of a stream
+        "workers": max(streamed) if streamed else None,  # they set the order of a stream
+        **task.settings(),
     }
-    keys = {plan: _key(job, plan, loaded, source, settings, args.load_clfs) for plan in job.files}
+    arms = [] if args.skip_load else _arms(plans, loaded, args, precision, fusion, task)
+    keys = {str(plan): str(plan) for plan in plans} | {str(arm.plan): arm.key for arm in arms}
+    marks = [source.fingerprint for source in data.values()]
+    identity = [job.model, loaded.fingerprint, job.dataset, marks, job.language, job.task, settings, vars(fusion)]
+    code = [results.code_version(), results.versions()]
+    stamps = {plan: results.digest([*identity, key, *code]) for plan, key in keys.items()}
     if args.skip_existing:
-        there = [plan for plan, path in job.files.items() if results.stored_key(path) == keys[plan]]
+        there = here.share([plan for plan, path in job.files.items() if results.stored_key(path) == stamps[plan]])
         for plan in there:
             say(f"{job.files[plan]} is there already, made by the same settings: skipped")
         plans = [plan for plan in plans if str(plan) not in there]
+        arms = [arm for arm in arms if str(arm.plan) not in there]
         if not plans:
             return []
-
-    arms = [Arm(loaded.model, plan, args.seed, precision) for plan in plans]
     _tell_what_is_not_done(arms, job, args.strict, say)
-    full = next((arm for arm in arms if arm.plan.is_identity), None) or Arm(loaded.model, Plan.parse("none"), 0, precision)
-    classifier = _classifier(job, loaded, source, args, device, precision, show)
-    reading = _Reading(job, source, args, device, show)
-    try:
-        batches = reading.batches() if full in arms else reading.batches_with(full, arms)
-        metrics = classification.evaluate(arms, batches, classifier, precision)
-    except torch.OutOfMemoryError as error:
-        raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
-    reductions = _reductions(arms, full, reading.first_image)
+    none = Arm(loaded.model, Plan.parse("none"), 0, precision, act=task.act)
+    full = next((arm for arm in arms if arm.plan.is_identity and arm.fusion.kind == "cls"), none)
 
-    rows: list[dict[str, Any]] = []
-    for numbers, reduction in zip(metrics, reductions, strict=True):
-        rows.append(
-            {
-                "dataset": job.dataset,
-                "model": job.model,
-                "pretrained": job.pretrained,
-                "task": job.task,
-                "metrics": numbers,
-                "language": job.language,
-                **({"classnames": source.classes} if args.dump_classnames else {}),
-                **({"templates": source.templates} if args.dump_templates else {}),
-                "reduction": reduction,
-                "run": {
-                    "versions": results.versions(),
-                    **settings,
-                    "n_samples": reading.n_samples,
-                    "n_skipped": len(reading.broken),
-                    "seconds": time.perf_counter() - started,
-                    "threads": torch.get_num_threads(),
-                    "weights": loaded.fingerprint,
-                    "data": source.fingerprint,
-                    "key": keys[reduction["plan"]],
-                },
-            }
-        )
+    pending = here.share(
+        {split: [str(p) for p in plans if task.stored(keys[str(p)], split) is None] for split in data} if here.leads else None
+    )
+    if args.skip_load and any(pending.values()):
+        missing = sorted({plan for plans in pending.values() for plan in plans})
+        raise UserError(f"--skip_load: there are no features for {', '.join(missing)}; run once without --skip_load.")
+    if any(pending.values()):
+        task.prepare()
+    passes = {}
+    for split, source in data.items():
+        waiting = [arm for arm in arms if str(arm.plan) in pending[split]]
+        passes[split] = _pass_over(split, source, task, waiting, full, job, args, device, show, here)
+    if not here.leads:
+        return []
+
+    rows = []
+    made = _no_model(plans) if args.skip_load else reductions(arms, full, _an_image(passes, data, device))
+    for plan, reduction in zip(map(str, plans), made, strict=True):
+        records = {}
+        for split, done in passes.items():
+            if plan in pending[split]:
+                records[split] = done.records[plan]
+                task.store(keys[plan], split, records[split])
+            else:
+                records[split] = task.stored(keys[plan], split) or []
+        run = {
+            "versions": results.versions(),
+            **settings,
+            "n_samples": passes[list(data)[-1]].n_samples,
+            "n_skipped": sum(len(done.broken) for done in passes.values()),
+            "samples": {split: done.n_samples for split, done in passes.items()},
+            "processes": here.size,
+            "seconds": 0.0,
+            "threads": torch.get_num_threads(),
+            "weights": loaded.fingerprint,
+            "data": marks[0] if len(marks) == 1 else marks,
+            "key": stamps[plan],
+        }
+        rows.append(_row(job, task, records, reduction, run, args, data))
+    for row in rows:
+        row["run"]["seconds"] = time.perf_counter() - started
     files = [job.files[row["reduction"]["plan"]] for row in rows]
     for file, row in zip(files, rows, strict=True):
         results.write_result(file, row)
     if show:
-        print_table(job, rows, files)
+        table.print_table(rows, files, task.metric)
     return files
+
+
+def _task(name: str) -> Callable[[Setup], Task]:
+    file, kind = TASKS[name]
+    made: Callable[[Setup], Task] = getattr(importlib.import_module(f"tokensieve.tasks.{file}"), kind)
+    return made
+
+
+def _setup(
+    job: Job,
+    loaded: Loaded,
+    args: argparse.Namespace,
+    device: torch.device,
+    precision: Any,
+    say: Speaker,
+    show: bool,
+) -> Setup:
+    own = copy.copy(args)
+    for flag, value in job.splits.items():
+        setattr(own, flag, value)
+
+    def source(split: str) -> Source:
+        return sources.build(
+            job.dataset,
+            loaded.transform,
+            root=args.dataset_root,
+            split=split,
+            language=job.language,
+            limit=args.limit,
+            wds_cache_dir=args.wds_cache_dir,
+            custom_classname_file=args.custom_classname_file,
+            custom_template_file=args.custom_template_file,
+            task=job.task,
+            annotation_file=args.annotation_file,
+        )
+
+    save_clf = None
+    if args.save_clf and job.task == CLASSIFICATION:
+        names = _names(job.model, job.pretrained, job.dataset, job.language, job.task)
+        save_clf = Path(results.fill(args.save_clf, "--save_clf", **names))
+        results.check_writable(save_clf, "--save_clf")
+    return Setup(
+        model=job.model,
+        pretrained=job.pretrained,
+        dataset=job.dataset,
+        language=job.language,
+        args=own,
+        loaded=loaded,
+        device=device,
+        precision=precision,
+        show=show,
+        say=say,
+        source=source,
+        save_clf=save_clf,
+    )
+
+
+def _arms(
+    plans: Sequence[Plan], loaded: Loaded, args: argparse.Namespace, precision: Any, fusion: Fusion, task: Task
+) -> list[Arm]:
+    arms = []
+    for plan in plans:
+        weights = args.weights if any(step.method.part for step in plan.steps) else None
+        arms.append(Arm(loaded.model, plan, args.seed, precision, weights=weights, fusion=fusion, act=task.act))
+    return arms
 
 
 def _tell_what_is_not_done(arms: Sequence[Arm], job: Job, strict: bool, say: Speaker) -> None:
@@ -364,174 +426,110 @@ def _tell_what_is_not_done(arms: Sequence[Arm], job: Job, strict: bool, say: Spe
     for arm in arms:
         for note in arm.notes:
             say(note)
-        if arm.handle is None and not arm.plan.is_identity:
+        if arm.refused:
             if strict:
                 raise UserError(f"{arm.plan} cannot be applied to {job.model}: {arm.reason}")
             say(f"{arm.plan} is not applied to {job.model}, the full features are used: {arm.reason}")
 
 
-def _reductions(arms: Sequence[Arm], full: Arm, image: Tensor | None) -> list[dict[str, Any]]:
-    """What every plan did and what it cost, with the unreduced model beside it."""
-    assert image is not None
-    ledgers = [arm.handle.ledger if arm.handle else [] for arm in arms]  # of the last batch: read before counting runs again
-    cost_full = gflops(partial(full.encode, image))
-    made = []
-    for arm, ledger in zip(arms, ledgers, strict=True):
-        patches = ledger[0].tokens_in if ledger else _patches(arm.model)
-        made.append(
-            {
-                "plan": str(arm.plan),
-                "applied": arm.handle is not None,
-                "reason": arm.reason,
-                "layers": [vars(row) for row in ledger],
-                "tokens_in": patches,
-                "tokens_out": ledger[-1].tokens_out if ledger else patches,
-                "gflops": gflops(partial(arm.encode, image)) if arm.handle else cost_full,
-                "gflops_full": cost_full,
-                "images_per_second": arm.images_per_second(),
-                "images_per_second_full": full.images_per_second(),
-                "notes": arm.notes,
-            }
-        )
-    return made
+# ---------------------------------------------------------------------------------------------------------------- one pass
 
 
-def _key(job: Job, plan: str, loaded: Loaded, source: Source, settings: dict[str, Any], classifiers: Sequence[str]) -> str:
-    """The same key, the same run: weights, plan, data, language, settings and code."""
-    files = [hashlib.sha256(Path(path).read_bytes()).hexdigest() if os.path.isfile(path) else path for path in classifiers]
-    code = results.code_version()
-    identity = [job.model, loaded.fingerprint, plan, job.dataset, source.fingerprint, job.language, job.task, settings, files]
-    return results.digest([*identity, code, results.versions()])
+@dataclass
+class Done:
+    """What a pass over one split gave, over all processes."""
+
+    records: dict[str, list[Record]]  # by the plan's text
+    n_samples: int
+    broken: list[Broken]
+    first_image: Tensor | None
 
 
-def _classifier(
-    job: Job,
-    loaded: Loaded,
+def _pass_over(
+    split: str,
     source: Source,
+    task: Task,
+    arms: Sequence[Arm],
+    full: Arm,
+    job: Job,
     args: argparse.Namespace,
     device: torch.device,
-    precision: Callable[[], AbstractContextManager[Any]],
     show: bool,
-) -> Tensor:
-    """The classifier (E,C): from --load_clfs, or from the class names; to --save_clf if asked."""
-    if args.load_clfs:
-        classifier = classification.load_classifiers(args.load_clfs, device)
-        if classifier.shape[1] != len(source.classes):
-            raise UserError(
-                f"{args.load_clfs[0]} is for {classifier.shape[1]} classes, {job.dataset} has {len(source.classes)}."
-            )
-    else:
-        classes = tqdm(source.classes, desc="prompts", unit="class", leave=False, disable=not show)
-        classifier = classification.zero_shot_classifier(
-            loaded.model, loaded.tokenizer, classes, source.templates, device, precision
-        )
-    if args.save_clf:
-        names = _names(job.model, job.pretrained, job.dataset, job.language, job.task)
-        path = Path(results.fill(args.save_clf, "--save_clf", **names))
-        results.check_writable(path, "--save_clf")
-        if path.exists():
-            results.move_aside(path)
-        classification.save_classifier(path, classifier)
-    return classifier
+    here: World,
+) -> Done:
+    """Every batch under every plan, beginning with another each time; process 0 has the records of all, in order."""
+    if not arms:
+        return Done({}, source.size or 0, [], None)
+    reading = Reading(source, f"{job.dataset} ({split})" if split != "test" else job.dataset, args.max_broken, here)
+    title = f"{job.model} on {reading.data}" if show else None
+    batches = reading.batches(args.batch_size, args.num_workers, device, title)
+    mine: list[tuple[Any, list[Record]]] = []
+    try:
+        with torch.inference_mode():
+            for turn, batch in enumerate(batches if full in arms else _timing_full(batches, full, arms)):
+                order = [(turn + place) % len(arms) for place in range(len(arms))]  # nobody always pays for the cold cache
+                encoders = [partial(arms[which], samples=batch.samples) for which in order]
+                assert batch.images is not None
+                made = task.batch(split, batch.images, batch.targets, encoders)
+                mine.append((batch.number, [made[order.index(which)] for which in range(len(arms))]))
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
+    gathered = here.gather((mine, reading.n_samples, reading.broken))
+    if gathered is None:
+        return Done({}, 0, [], None)
+    n_samples, broken = sum(n for _, n, _ in gathered), [sample for *_, some in gathered for sample in some]
+    judge(broken, n_samples, n_samples + len(broken), args.max_broken, reading.data)
+    ordered = sorted((entry for entries, *_ in gathered for entry in entries), key=lambda entry: entry[0])
+    records = {str(arm.plan): [made[place] for _, made in ordered] for place, arm in enumerate(arms)}
+    return Done(records, n_samples, broken, reading.first_image)
 
 
-class _Reading:
-    """The way of the data: batches to the device, broken images counted, progress shown."""
-
-    def __init__(self, job: Job, source: Source, args: argparse.Namespace, device: torch.device, show: bool) -> None:
-        self.job, self.source, self.args, self.device, self.show = job, source, args, device, show
-        self.broken: list[Broken] = []
-        self.n_samples = 0
-        self.first_image: Tensor | None = None
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images, targets) of every batch."""
-        loader = self.source.loader(self.args.batch_size, self.args.num_workers, pin=self.device.type == "cuda")
-        title = f"{self.job.model} on {self.job.dataset}"
-        with tqdm(total=self.source.size, desc=title, unit="img", disable=not self.show) as progress:
-            for batch in loader:
-                self._count(batch)
-                if batch.images is None or batch.targets is None:
-                    progress.update(len(batch.broken))
-                    continue
-                images = batch.images.to(self.device, non_blocking=True)
-                if self.first_image is None:
-                    self.first_image = images[:1].clone()
-                yield images, batch.targets
-                progress.update(len(batch.broken) + len(batch.targets))
-        self._judge(self.n_samples + len(self.broken))
-
-    def batches_with(self, full: Arm, arms: Sequence[Arm]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same, and now and then, never for long, a batch also goes through the unreduced model, to time it."""
-        for images, targets in self.batches():
-            yield images, targets
-            if full.seconds <= FULL_SHARE * sum(arm.seconds for arm in arms):
-                full(images)
-
-    def _count(self, batch: Batch) -> None:
-        for sample in batch.broken:
-            if sample.fatal:
-                raise UserError(f"cannot read {sample.name} of {self.job.dataset}: {sample.reason}. Fetch it again.")
-        self.broken += batch.broken
-        self.n_samples += 0 if batch.targets is None else len(batch.targets)
-        if self.source.size is not None and len(self.broken) > self.args.max_broken * self.source.size:
-            self._judge(self.source.size)
-
-    def _judge(self, total: int) -> None:
-        """Name the broken images; a UserError if they are too many, or if nothing is left."""
-        for sample in self.broken[:10]:
-            print(f"tokensieve: cannot read {sample.name}: {sample.reason}", file=sys.stderr)
-        if len(self.broken) > 10:
-            print(f"tokensieve: ... and {len(self.broken) - 10} more", file=sys.stderr)
-        if len(self.broken) > self.args.max_broken * total:
-            raise UserError(
-                f"at least {len(self.broken)} of {total} images of {self.job.dataset} cannot be read, more than "
-                f"--max_broken {self.args.max_broken} allows: mend or remove them, or raise --max_broken."
-            )
-        if self.n_samples == 0:
-            state = "has no image that can be read" if self.broken else "is empty"
-            raise UserError(f"the data set {self.job.dataset} {state} (split {self.args.split!r}).")
+def _timing_full(batches: Iterator[Batch], full: Arm, arms: Sequence[Arm]) -> Iterator[Batch]:
+    """The same batches; now and then, never for long, one also goes through the unreduced model, to time it."""
+    for batch in batches:
+        yield batch
+        if full.seconds <= FULL_SHARE * sum(arm.seconds for arm in arms):
+            assert batch.images is not None
+            full(batch.images.flatten(0, -4))
 
 
-def _patches(model: Any) -> int | None:
-    """How many patch tokens the tower works on; None if it has none."""
-    grid = getattr(getattr(model, "visual", None), "grid_size", None)
-    return grid[0] * grid[1] if grid else None
+def _an_image(passes: dict[str, Done], data: dict[str, Source], device: torch.device) -> Tensor:
+    """One image (1,3,h,w) to count operations with; read again where all features were there already."""
+    for done in passes.values():
+        if done.first_image is not None:
+            return done.first_image
+    source = next(iter(data.values()))
+    image = next(batch.images for batch in source.loader(1, 0) if batch.images is not None)
+    return image.flatten(0, -4)[:1].to(device)
 
 
-# -------------------------------------------------------------------------------------------------------------- the table
+def _no_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """What can be said of reductions that were made in an earlier run."""
+    unknown = dict.fromkeys(("applied", "tokens_in", "tokens_out", "gflops", "gflops_full"))
+    speeds = dict.fromkeys(("images_per_second", "images_per_second_full"))
+    reason = "the features are of an earlier run (--skip_load)"
+    return [{"plan": str(plan), **unknown, "reason": reason, "layers": [], **speeds, "notes": []} for plan in plans]
 
 
-def print_table(job: Job, rows: Sequence[dict[str, Any]], files: Sequence[Path]) -> None:
-    """What was measured, one line a plan, and where it is written."""
-    from rich.console import Console
-    from rich.table import Table
-
-    run = rows[0]["run"]
-    metric = next(iter(rows[0]["metrics"]))
-    title = f"{job.model} ({os.path.basename(job.pretrained) or 'random weights'}) on {job.dataset}, {run['n_samples']} images"
-    table = Table(title=f"{title}, {run['device']}, {run['dtype']}", title_justify="left")
-    table.add_column("plan", overflow="fold")
-    for name in ("tokens", metric, "GFLOPs", "images/s", "speed-up"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        done, numbers = row["reduction"], row["metrics"]
-        plan = done["plan"] if done["applied"] or done["plan"] == "none" else f"{done['plan']} (not applied)"
-        tokens = "-" if done["tokens_in"] is None else f"{done['tokens_in']} -> {done['tokens_out']}"
-        table.add_row(
-            plan,
-            tokens,
-            f"{numbers[metric]:.4f} ± {numbers[f'{metric}_stderr']:.4f}",
-            f"{done['gflops']:.3g}",
-            f"{done['images_per_second']:.1f}",
-            f"{done['images_per_second'] / done['images_per_second_full']:.2f}x",
-        )
-    console = Console()
-    console.print(table)
-    if len(files) == 1:
-        console.print(f"result: {files[0]}", markup=False, highlight=False, soft_wrap=True)
-    else:
-        folder = files[0].parent
-        console.print(f"{len(files)} results in the folder {folder}:", markup=False, highlight=False, soft_wrap=True)
-        for file in files:
-            console.print(f"  {file.name}", markup=False, highlight=False, soft_wrap=True)
+def _row(
+    job: Job,
+    task: Task,
+    records: dict[str, list[Record]],
+    reduction: dict[str, Any],
+    run: dict[str, Any],
+    args: argparse.Namespace,
+    data: dict[str, Source],
+) -> dict[str, Any]:
+    source = next(reversed(data.values()))
+    return {
+        "dataset": job.dataset,
+        "model": job.model,
+        "pretrained": job.pretrained,
+        "task": job.task,
+        "metrics": task.metrics(records),
+        "language": job.language,
+        **({"classnames": source.classes} if args.dump_classnames else {}),
+        **({"templates": source.templates} if args.dump_templates else {}),
+        "reduction": reduction,
+        "run": run,
+    }

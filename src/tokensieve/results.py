@@ -25,7 +25,13 @@ DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
 
 # The CSV's columns: first clip_benchmark's, metrics in the order of its tasks, then what we add. Others follow, sorted.
 HEAD = ("dataset", "model", "pretrained", "task", "language", "model_fullname")
-METRICS = ("acc1", "acc5", "mean_per_class_recall", "mean_average_precision")
+METRICS = (
+    *("acc1", "acc5", "mean_per_class_recall", "mean_average_precision"),
+    *("image_retrieval_recall@1", "text_retrieval_recall@1", "image_retrieval_recall@5", "text_retrieval_recall@5"),
+    *("image_retrieval_recall@10", "text_retrieval_recall@10", "image_acc", "text_acc", "acc"),
+    *("lp_acc1", "lp_acc5", "lp_mean_per_class_recall", "weight_decay", "epochs", "seed", "fewshot_k", "normalized"),
+    *("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "SPICE"),
+)
 REDUCTION = (
     "plan",
     "applied",
@@ -33,6 +39,8 @@ REDUCTION = (
     "layers",
     "tokens_in",
     "tokens_out",
+    "token_fusion",
+    "token_fusion_weight",
     "gflops",
     "gflops_full",
     "images_per_second",
@@ -64,9 +72,12 @@ def digest(value: Any) -> str:
 def versions() -> dict[str, str]:
     """What made a result."""
     import open_clip
+    import timm
     import torch
+    import transformers
 
-    return {"tokensieve": tokensieve.__version__, "torch": torch.__version__, "open_clip": open_clip.__version__}
+    libraries = {"torch": torch, "open_clip": open_clip, "timm": timm, "transformers": transformers}
+    return {"tokensieve": tokensieve.__version__} | {name: library.__version__ for name, library in libraries.items()}
 
 
 @functools.cache

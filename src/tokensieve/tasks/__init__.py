@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class Setup:
     show: bool  # progress may be shown
     say: Callable[[str], None]  # a remark on stderr, each one once
     source: Callable[[str], Source]  # the data of a split, by the arguments
+    save_clf: Path | None = None  # where the classifier is to be kept
 
 
 class Task:
@@ -53,6 +55,9 @@ class Task:
     def settings(self) -> dict[str, Any]:
         """What its numbers depend on besides model, plan, data and the settings all tasks share."""
         return {}
+
+    def prepare(self) -> None:
+        """What takes time before the first batch; called once it is known that there is something to do."""
 
     def batch(self, split: str, images: Tensor, targets: Any, encoders: Sequence[Encode]) -> list[Record]:
         """One record a plan; `targets` is (B,) or (B,C) for labels and a list of B lists of strings for captions."""

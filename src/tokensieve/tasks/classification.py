@@ -6,23 +6,27 @@ an image), each with its standard error beside it. Several encoders (one a plan)
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from tqdm import tqdm
 
+from tokensieve.data.sources import Source
 from tokensieve.errors import UserError
-from tokensieve.results import write_bytes
+from tokensieve.models.features import encode_text
+from tokensieve.results import move_aside, write_bytes
+from tokensieve.tasks import Encode, Record, Setup, Task
 
 NAME = "zeroshot_classification"
-Encode = Callable[[Tensor], Tensor]  # images (B,3,h,w) -> features (B,E)
 
 
 def zero_shot_classifier(
@@ -38,7 +42,7 @@ def zero_shot_classifier(
     with torch.inference_mode(), precision():
         for name in classes:
             tokens = tokenizer(prompts(name, templates)).to(device)
-            features = F.normalize(model.encode_text(tokens), dim=-1)  # (T, E)
+            features = F.normalize(encode_text(model, tokens), dim=-1)  # (T, E)
             mean = features.mean(dim=0)
             columns.append(mean / mean.norm())
         return torch.stack(columns, dim=1)
@@ -84,76 +88,111 @@ def save_classifier(path: Path, classifier: Tensor) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def evaluate(
-    encoders: Sequence[Encode],
-    batches: Iterable[tuple[Tensor, Tensor]],
-    classifier: Tensor,
-    precision: Callable[[], AbstractContextManager[Any]],
-) -> list[dict[str, float]]:
-    """The metrics of every encoder, from one pass: each batch goes through all of them, beginning with another each time.
+class ClassificationTask(Task):
+    """Zero-shot classification of one data set, with one label an image or several."""
 
-    batches: images (B,3,h,w) on the device, and targets (B,) or, with several labels an image, (B,C), on the CPU.
-    """
-    scores = [Score(classifier.shape[1]) for _ in encoders]
-    with torch.inference_mode():
-        for turn, (images, targets) in enumerate(batches):
-            for place in range(len(encoders)):
-                which = (turn + place) % len(encoders)  # so that no plan always pays for the cold cache
-                with precision():
-                    features = F.normalize(encoders[which](images), dim=-1)
-                    logits = 100.0 * features @ classifier  # (B, C)
-                scores[which].add(logits.float().cpu(), targets)
-    return [score.metrics() for score in scores]
+    name = NAME
+    metric = "acc1"  # of several labels: mean_average_precision
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.source = setup.source(setup.args.split)
+        self.classifier: Tensor | None = None  # (E, C)
+
+    def sources(self) -> dict[str, Source]:
+        return {"test": self.source}
+
+    def settings(self) -> dict[str, Any]:
+        """The contents of the classifiers that are loaded."""
+        files = self.setup.args.load_clfs
+        return {"classifiers": [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files if Path(file).is_file()]}
+
+    def prepare(self) -> None:
+        """The classifier: from --load_clfs, or from the class names; to --save_clf if asked."""
+        setup, args = self.setup, self.setup.args
+        classes = self.source.classes
+        if args.load_clfs:
+            self.classifier = load_classifiers(args.load_clfs, setup.device)
+            if self.classifier.shape[1] != len(classes):
+                there = self.classifier.shape[1]
+                raise UserError(f"{args.load_clfs[0]} is for {there} classes, {setup.dataset} has {len(classes)}.")
+        else:
+            named = tqdm(classes, desc="prompts", unit="class", leave=False, disable=not setup.show)
+            model, tokenizer = setup.loaded.model, setup.loaded.tokenizer
+            templates = self.source.templates
+            self.classifier = zero_shot_classifier(model, tokenizer, named, templates, setup.device, setup.precision)
+        if setup.save_clf is not None:
+            if setup.save_clf.exists():
+                move_aside(setup.save_clf)
+            save_classifier(setup.save_clf, self.classifier)
+
+    def batch(self, split: str, images: Tensor, targets: Tensor, encoders: Sequence[Encode]) -> list[Record]:
+        assert self.classifier is not None
+        made = []
+        for encode in encoders:
+            with self.setup.precision():
+                features = F.normalize(encode(images), dim=-1)
+                logits = 100.0 * features @ self.classifier  # (B, C)
+            made.append(record(logits.float().cpu(), targets))
+        return made
+
+    def metrics(self, records: dict[str, list[Record]]) -> dict[str, float]:
+        return metrics(records["test"])
 
 
-class Score:
-    """What must be remembered of the logits to give the metrics at the end: per image, not per class, where possible."""
+class Scored(NamedTuple):
+    """What is remembered of a batch: no more than the metrics need."""
 
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
-        self.targets: list[Tensor] = []
-        self.best: list[Tensor] = []  # (B,) the nearest class
-        self.hits: list[Tensor] = []  # (B,k) is the j-th nearest class the right one
-        self.logits: list[Tensor] = []  # (B,C), several labels an image only
+    targets: Tensor  # (B,) or (B,C)
+    classes: int
+    best: Tensor | None = None  # (B,) the nearest class
+    hits: Tensor | None = None  # (B,k) is the j-th nearest class the right one
+    logits: Tensor | None = None  # (B,C), several labels an image only
 
-    def add(self, logits: Tensor, targets: Tensor) -> None:
-        """Take in one batch: logits (B,C), targets (B,) or (B,C)."""
-        if not torch.isfinite(logits).all():
-            raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
-        self.targets.append(targets)
-        if targets.dim() == 2:
-            if targets.shape[1] != self.classes:
-                raise UserError(f"{targets.shape[1]} labels an image, but {self.classes} class names.")
-            self.logits.append(logits)
-            return
-        wrong = targets[(targets < 0) | (targets >= self.classes)]
-        if len(wrong):
-            raise UserError(f"a label is {int(wrong[0])}, but there are {self.classes} class names: 0 to {self.classes - 1}.")
-        self.best.append(logits.argmax(dim=1))
-        nearest = logits.topk(min(5, self.classes), dim=1).indices  # (B,k)
-        self.hits.append(nearest == targets[:, None])
 
-    def metrics(self) -> dict[str, float]:
-        """The numbers by their names."""
-        targets = torch.cat(self.targets)
-        if self.logits:
-            logits = torch.cat(self.logits)
-            return {
-                "mean_average_precision": mean_average_precision(logits, targets),
-                "mean_average_precision_stderr": bootstrap_stderr(mean_average_precision, logits, targets),
-            }
-        hits = torch.cat(self.hits)
-        acc1 = hits[:, :1].sum().item() / len(targets)
-        acc5 = hits[:, :5].sum().item() / len(targets) if self.classes >= 5 else math.nan
-        recall, recall_stderr = mean_per_class_recall(torch.cat(self.best), targets)
+def record(logits: Tensor, targets: Tensor) -> Scored:
+    """One batch: logits (B,C), targets (B,) or (B,C)."""
+    classes = logits.shape[1]
+    if not torch.isfinite(logits).all():
+        raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
+    if targets.dim() == 2:
+        if targets.shape[1] != classes:
+            raise UserError(f"{targets.shape[1]} labels an image, but {classes} class names.")
+        return Scored(targets, classes, logits=logits)
+    wrong = targets[(targets < 0) | (targets >= classes)]
+    if len(wrong):
+        raise UserError(f"a label is {int(wrong[0])}, but there are {classes} class names: 0 to {classes - 1}.")
+    nearest = logits.topk(min(5, classes), dim=1).indices  # (B,k)
+    return Scored(targets, classes, logits.argmax(dim=1), nearest == targets[:, None])
+
+
+def metrics(records: Sequence[Scored]) -> dict[str, float]:
+    """The numbers by their names."""
+    targets = torch.cat([part.targets for part in records])
+    if records[0].logits is not None:
+        logits = torch.cat([part.logits for part in records if part.logits is not None])
         return {
-            "acc1": acc1,
-            "acc5": acc5,
-            "mean_per_class_recall": recall,
-            "acc1_stderr": share_stderr(acc1, len(targets)),
-            "acc5_stderr": share_stderr(acc5, len(targets)),
-            "mean_per_class_recall_stderr": recall_stderr,
+            "mean_average_precision": mean_average_precision(logits, targets),
+            "mean_average_precision_stderr": bootstrap_stderr(mean_average_precision, logits, targets),
         }
+    best = torch.cat([part.best for part in records if part.best is not None])
+    hits = torch.cat([part.hits for part in records if part.hits is not None])
+    return accuracies(best, hits, targets, records[0].classes)
+
+
+def accuracies(best: Tensor, hits: Tensor, targets: Tensor, classes: int) -> dict[str, float]:
+    """acc1, acc5, mean_per_class_recall and their standard errors: best (N,), hits (N,k), targets (N,)."""
+    acc1 = hits[:, :1].sum().item() / len(targets)
+    acc5 = hits[:, :5].sum().item() / len(targets) if classes >= 5 else math.nan
+    recall, recall_stderr = mean_per_class_recall(best, targets)
+    return {
+        "acc1": acc1,
+        "acc5": acc5,
+        "mean_per_class_recall": recall,
+        "acc1_stderr": share_stderr(acc1, len(targets)),
+        "acc5_stderr": share_stderr(acc5, len(targets)),
+        "mean_per_class_recall_stderr": recall_stderr,
+    }
 
 
 def share_stderr(share: float, n: int) -> float:

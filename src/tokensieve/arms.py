@@ -1,0 +1,169 @@
+"""One plan on the model during an evaluation: on for a batch, off again, timed; and what it cost in the end."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokensieve import parts
+from tokensieve.device import timed
+from tokensieve.errors import Uncuttable
+from tokensieve.flops import gflops
+from tokensieve.fusion import fused_feature
+from tokensieve.handle import Handle, PlanWarning, apply
+from tokensieve.models import open_tower
+from tokensieve.parts import Weights
+from tokensieve.plan import Plan
+
+Precision = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What the image feature is made of: the model's own feature, or also the selected patches."""
+
+    kind: str = "cls"
+    weight: float = 0.8
+
+
+class Arm:
+    """One plan on the model: puts itself on for a batch, encodes, takes itself off, and keeps its times."""
+
+    def __init__(
+        self,
+        model: Any,
+        plan: Plan,
+        seed: int,
+        precision: Precision,
+        *,
+        weights: Weights = None,
+        fusion: Fusion = Fusion(),  # noqa: B008 (frozen)
+        act: Callable[[Any, Tensor], Any] | None = None,
+    ) -> None:
+        self.model, self.plan, self.precision, self.fusion, self.act = model, plan, precision, fusion, act
+        self.handle: Handle | None = None
+        self.reason: str | None = "the plan is none" if plan.is_identity else None
+        self.times: list[tuple[int, float]] = []  # images and seconds of every batch
+        try:
+            if fusion.kind != "cls":
+                open_tower(model)
+            if not plan.is_identity:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", PlanWarning)  # its notes go to stderr and into the result
+                    self.handle = apply(model, plan, seed=seed, weights=weights)
+                self.handle.remove()
+        except Uncuttable as error:
+            self.reason, self.fusion = error.reason, Fusion()
+
+    @property
+    def refused(self) -> bool:
+        """Something was asked for that this model cannot do."""
+        return self.reason is not None and not (self.plan.is_identity and self.reason == "the plan is none")
+
+    @property
+    def key(self) -> str:
+        """The plan, and which trained weights it uses."""
+        trained = parts.fingerprint(self.handle.parts) if self.handle else None
+        return f"{self.plan} {trained}" if trained else str(self.plan)
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self.handle.notes) if self.handle else []
+
+    def __call__(self, images: Tensor, samples: Tensor | None = None) -> Any:
+        """What the task runs (the image features unless it acts otherwise), timed.
+
+        samples (B,): the numbers of the images; where each sample holds r images, their numbers are made from it.
+        """
+        if self.handle is not None:
+            self.handle.samples = _numbers(samples, len(images))
+        run = self.encode if self.act is None else partial(self._with_plan, self.act)
+        made, seconds = timed(partial(run, images), images.device)
+        self.times.append((len(images), seconds))
+        return made
+
+    def encode(self, images: Tensor) -> Tensor:
+        """The features (B,E) under this plan, untimed."""
+        features: Tensor = self._with_plan(self._feature, images)
+        return features
+
+    def _feature(self, model: Any, images: Tensor) -> Tensor:
+        return fused_feature(model, images, self.handle, fusion=self.fusion.kind, weight=self.fusion.weight)
+
+    def _with_plan(self, act: Callable[[Any, Tensor], Any], images: Tensor) -> Any:
+        if self.handle is not None:
+            self.handle.attach()
+        try:
+            with self.precision():
+                return act(self.model, images)
+        finally:
+            if self.handle is not None:
+                self.handle.remove()
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.times)
+
+    def images_per_second(self) -> float | None:
+        """From the median time of an image over whole batches, the first one (warm-up) left out if there are more."""
+        if not self.times:
+            return None
+        largest = max(n for n, _ in self.times)
+        whole = [seconds / n for n, seconds in self.times if n == largest]
+        return 1 / statistics.median(whole[1:] or whole)
+
+
+def _numbers(samples: Tensor | None, images: int) -> Tensor | None:
+    """Numbers of images from the numbers of samples with the same count of images each: (B,) -> (B r,)."""
+    if samples is None or len(samples) == images:
+        return samples
+    each = images // len(samples)
+    return (samples[:, None] * each + torch.arange(each)).flatten()
+
+
+def reductions(arms: Sequence[Arm], full: Arm, image: Tensor) -> list[dict[str, Any]]:
+    """What every plan did and what it cost, with the unreduced model beside it."""
+    with torch.inference_mode():
+        for arm in arms:
+            if arm.handle is not None and not arm.handle.ledger:  # its features were there already
+                arm.encode(image)
+        ledgers = [arm.handle.ledger if arm.handle else [] for arm in arms]  # read before counting runs again
+        cost_full = gflops(partial(full.encode, image))
+        made = []
+        for arm, ledger in zip(arms, ledgers, strict=True):
+            patches = ledger[0].tokens_in if ledger else _patches(arm.model)
+            made.append(
+                {
+                    "plan": str(arm.plan),
+                    "applied": arm.handle is not None,
+                    "reason": arm.reason,
+                    "layers": [vars(row) for row in ledger],
+                    "tokens_in": patches,
+                    "tokens_out": ledger[-1].tokens_out if ledger else patches,
+                    "token_fusion": arm.fusion.kind,
+                    **({"token_fusion_weight": arm.fusion.weight} if arm.fusion.kind == "weighted" else {}),
+                    "gflops": gflops(partial(arm.encode, image)) if arm.handle or arm.fusion.kind != "cls" else cost_full,
+                    "gflops_full": cost_full,
+                    "images_per_second": arm.images_per_second(),
+                    "images_per_second_full": full.images_per_second(),
+                    "notes": arm.notes,
+                }
+            )
+    return made
+
+
+def _patches(model: Any) -> int | None:
+    """How many patch tokens the tower works on; None if it has none."""
+    try:
+        h, w = open_tower(model).grid
+    except Uncuttable:
+        return None
+    return h * w

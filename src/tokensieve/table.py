@@ -1,0 +1,54 @@
+"""The table that an evaluation prints."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def print_table(rows: Sequence[dict[str, Any]], files: Sequence[Path], metric: str) -> None:
+    """What was measured, one line a plan, and where it is written."""
+    from rich.console import Console
+    from rich.table import Table
+
+    first, run = rows[0], rows[0]["run"]
+    metric = metric if metric in first["metrics"] else next(iter(first["metrics"]))
+    weights = os.path.basename(first["pretrained"])
+    model = f"{first['model']} ({weights})" if weights else first["model"]
+    title = f"{model} on {first['dataset']}, {run['n_samples']} images"
+    table = Table(title=f"{title}, {run['device']}, {run['dtype']}", title_justify="left")
+    table.add_column("plan", overflow="fold")
+    for name in ("tokens", metric, "GFLOPs", "images/s", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        done, numbers = row["reduction"], row["metrics"]
+        plan = f"{done['plan']} (not applied)" if done["applied"] is False and done["plan"] != "none" else done["plan"]
+        tokens = "-" if done["tokens_in"] is None else f"{done['tokens_in']} -> {done['tokens_out']}"
+        speed, full = done["images_per_second"], done["images_per_second_full"]
+        table.add_row(
+            plan,
+            tokens,
+            _with_error(numbers, metric),
+            "-" if done["gflops"] is None else f"{done['gflops']:.3g}",
+            "-" if speed is None else f"{speed:.1f}",
+            "-" if speed is None or full is None else f"{speed / full:.2f}x",
+        )
+    console = Console()
+    console.print(table)
+    if len(files) == 1:
+        console.print(f"result: {files[0]}", markup=False, highlight=False, soft_wrap=True)
+    else:
+        folder = files[0].parent
+        console.print(f"{len(files)} results in the folder {folder}:", markup=False, highlight=False, soft_wrap=True)
+        for file in files:
+            console.print(f"  {file.name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _with_error(numbers: dict[str, Any], metric: str) -> str:
+    value, error = numbers[metric], numbers.get(f"{metric}_stderr")
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
