@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ class View:
     seed: int = 0
     context: Mapping[str, Any] = field(default_factory=dict)  # question, class names, other modalities ...
     part: Any = None  # the method's trained module, where it has one
+    pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where the tower has one
 
     @property
     def n(self) -> int:
@@ -36,6 +37,20 @@ class View:
         if samples is None:
             samples = torch.arange(self.tokens.shape[0], device=self.tokens.device)
         return noise(samples, self.n, self.seed)
+
+    def coarse(self) -> Tensor:
+        """A_coarse, (B, N): how much the token that becomes the image feature attends to each patch.
+
+        The CLS row of the block's attention; without a CLS token the attention of the pooling query (MAP heads); without
+        either the mean attention that a patch receives.
+        """
+        if self.attention is not None and self.attention.has_cls and self.attention.prefix:
+            return self.attention.cls_row()
+        if self.pooling is not None:
+            return self.pooling(self)
+        if self.attention is None:
+            raise ValueError('A_coarse needs the attention of a block: register the method with needs=("attention",)')
+        return self.attention.received()
 
     def size(self) -> Tensor:
         """Sizes as numbers, (B, N) float32, ones where nothing was merged yet."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
-from tokensieve.errors import Uncuttable, UserError
+from tokensieve.errors import UserError
 from tokensieve.models import Block, Tower, Undo, open_tower
 from tokensieve.parts import Weights, load_parts
 from tokensieve.patching import Patch, replace
@@ -225,6 +225,7 @@ class Handle:
                 seed=cut.seed,
                 context=self.context,
                 part=self.parts.get(step.method.name),
+                pooling=self._tower.pooling,
             )
             chosen = step.method.decide(view, keep, **step.arguments())
             if chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
@@ -271,8 +272,6 @@ def place(plan: Plan, tower: Tower, seed: int) -> list[Cut]:
             if layer == 0 and "attention" in step.method.needs:
                 raise UserError(f"{step}: {step.method.name} needs the attention of a block, and none has run at @0; use @1")
             cuts.append(Cut(step, layer, part, seed=seed * 1000 + len(cuts)))
-        if "cls" in step.method.needs and tower.prefix == 0:
-            raise Uncuttable(f"{step.method.name} needs a CLS token, which this tower does not have")
     order = {"attn": 0, "block": 1, "out": 2}
     cuts.sort(key=lambda cut: (cut.layer, order[cut.part]))
     if any(cut.step.rest == "zero" for cut in cuts[:-1]):

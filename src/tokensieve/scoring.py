@@ -42,15 +42,16 @@ class Attention:
 
     q: Tensor  # (B, H, P+N, d)
     k: Tensor  # (B, H, P+N, d)
-    prefix: int  # P, the tokens before the patches; the first of them is CLS
+    prefix: int  # P, the tokens before the patches
     scale: float
     bias: Tensor | None = None  # (B, 1, 1, P+N), added to the logits of each key
     lse: Tensor | None = field(default=None)  # (B, H, P+N)
+    has_cls: bool = True  # the first prefix token is CLS; False: they are registers, or there is none
 
     def cls_row(self) -> Tensor:
         """How much CLS attends to each patch."""
-        if self.prefix == 0:
-            raise ValueError("this tower has no CLS token, so there is no CLS row")
+        if self.prefix == 0 or not self.has_cls:
+            raise ValueError("this tower has no CLS token, so there is no CLS row; View.coarse() has what stands in for it")
         logits = self._logits(self.q[:, :, :1], self.k)  # (B, H, 1, P+N)
         row = logits.softmax(-1) if self.lse is None else (logits - self.lse[:, :, :1, None]).exp()
         return row.mean(1)[:, 0, self.prefix :]  # (B, N)
@@ -66,8 +67,10 @@ class Attention:
         total = self.q.shape[2]
         heard = self.q.new_zeros((self.q.shape[0], total), dtype=torch.float32)
         for start in range(0, total, ROWS_AT_ONCE):
-            rows = self._logits(self.q[:, :, start : start + ROWS_AT_ONCE], self.k).softmax(-1)
-            heard += rows.mean(1).sum(1)
+            rows = slice(start, start + ROWS_AT_ONCE)
+            logits = self._logits(self.q[:, :, rows], self.k)  # (B, H, rows, P+N)
+            entries = logits.softmax(-1) if self.lse is None else (logits - self.lse[:, :, rows, None]).exp()
+            heard += entries.mean(1).sum(1)
         return heard[:, self.prefix :] / total  # (B, N)
 
     def keys(self) -> Tensor:
@@ -81,7 +84,7 @@ class Attention:
         lse = self._row_lse().gather(2, rows[:, None].expand(-1, self.q.shape[1], -1))
         q, k = (torch.take_along_dim(x, rows[:, None, :, None], dim=2) for x in (self.q, self.k))
         bias = None if self.bias is None else torch.take_along_dim(self.bias, rows[:, None, None], dim=-1)
-        return Attention(q, k, self.prefix, self.scale, bias, lse)
+        return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls)
 
     @full_precision
     def _logits(self, q: Tensor, k: Tensor, columns: Tensor | None = None) -> Tensor:

@@ -21,7 +21,6 @@ from tokensieve.rest import RESTS
 
 NEEDS = {
     "attention": "attention of the block before the cut, so it cannot stand at @0",
-    "cls": "a CLS token",
 }
 
 

@@ -1,6 +1,6 @@
 """Anchors, importance and diversity: the S1 and S2 selection.
 
-    A_coarse = attention of CLS to the patches                      the k largest are anchors
+    A_coarse = attention of CLS to the patches (View.coarse)        the k largest are anchors
     I_i      = mean over anchors j of Attn(x_i, x_j)                importance
     D_i      = 1 - max over anchors j of cos(x_i, x_j)              diversity
     S_i      = alpha * I_i + (1 - alpha) * D_i                      the best non-anchors are kept too
@@ -53,7 +53,7 @@ def score(attention: Attention, tokens: Tensor, anchors: Tensor, alpha: float, n
 @method(
     summary="anchors by CLS attention, then the patches that matter to them and differ from them",
     paper="tokensieve S1/S2",
-    needs=("attention", "cls"),
+    needs=("attention",),
     check=check,
     budget=lambda options: options["k"] + options["m"],
 )
@@ -68,8 +68,7 @@ def anchor(
 ) -> Reduction:
     """k anchors and the best of the others up to keep in all (m says how many where the plan has no budget)."""
     assert view.attention is not None
-    coarse = view.attention.cls_row()  # (B, N)
-    anchors = top(coarse, min(k, keep))
+    anchors = top(view.coarse(), min(k, keep))
     scores = score(view.attention, view.tokens, anchors, alpha, normalize)
     ranking = scores.scatter(1, anchors, torch.inf)  # anchors first, whatever their S
     return Reduction.keep(top(ranking, keep), view.n, scores=scores, anchors=anchors)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable
 from tokensieve.scoring import Attention
+
+if TYPE_CHECKING:
+    from tokensieve.core import View
 
 Sizes = Callable[[], Tensor | None]  # the (B, N) sizes of the pass under way, or None
 Undo = Callable[[], None]
@@ -37,12 +40,17 @@ class Block(Protocol):
 class Tower:
     """A vision transformer, opened."""
 
+    family: str
     blocks: list[Block]
     prefix: int  # tokens before the patches, never cut
-    grid: tuple[int, int]  # (h, w) of the patches
+    has_cls: bool  # the first prefix token is CLS
+    grid: tuple[int, int]  # (h, w) of the patches of an image of the configured size
+    image_size: tuple[int, int]  # (h, w) in pixels, as configured
     pools_cls: bool  # the image feature is made of CLS alone
     check: Callable[[], None]  # raises UserError where the model is in a state in which it cannot be cut
     weigh_pooling: Callable[[Sizes], list[Undo]]  # makes the model's own pooling respect sizes; undone by the list
+    project: Callable[[Tensor], Tensor]  # (B, N, D) -> (B, N, E): the image feature that each token alone would give
+    pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where there is one
 
     @property
     def depth(self) -> int:

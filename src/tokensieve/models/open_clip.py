@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import Sizes, Tower, Undo
+from tokensieve.models.pooling import alone, bias_pooler, blank, weighted_mean
 from tokensieve.patching import replace
 from tokensieve.scoring import Attention, attend
 
@@ -92,13 +93,35 @@ def open_tower(model: nn.Module) -> Tower | None:
             )
 
     return Tower(
+        family="open_clip VisionTransformer",
         blocks=[OpenBlock(block, prefix=1) for block in transformer.resblocks],
         prefix=1,
+        has_cls=True,
         grid=tuple(visual.grid_size),
+        image_size=tuple(visual.image_size),
         pools_cls=visual.pool_type == "tok" and visual.attn_pool is None,
         check=check,
         weigh_pooling=lambda sizes: _weigh_pooling(visual, sizes),
+        project=lambda x: _project(visual, x),
     )
+
+
+def _project(visual: Any, x: Tensor) -> Tensor:
+    """ln_post and proj as the tower orders them; an attentional pooler sees each token alone. (B, N, D) -> (B, N, E)."""
+    if visual.attn_pool is None:
+        x = visual.ln_post(x)
+    elif visual.attn_pool_contrastive is None:
+        x = visual.ln_post(_pooled_alone(visual.attn_pool, x))
+    else:
+        x = visual.ln_post(x)
+        if visual.attn_pool_type == "cascade":
+            x = _pooled_alone(visual.attn_pool, x)
+        x = _pooled_alone(visual.attn_pool_contrastive, x)
+    return x if visual.proj is None else x @ visual.proj
+
+
+def _pooled_alone(pooler: Any, x: Tensor) -> Tensor:
+    return alone(pooler.attn, pooler.ln_k(x))
 
 
 def _weigh_pooling(visual: Any, sizes: Sizes) -> list[Undo]:
@@ -106,23 +129,8 @@ def _weigh_pooling(visual: Any, sizes: Sizes) -> list[Undo]:
         pools = [visual.attn_pool]
         if visual.attn_pool_type == "parallel":
             pools.append(visual.attn_pool_contrastive)
-        return [_bias_pooler(pool.attn, sizes) for pool in pools]
+        return [bias_pooler(pool.attn, sizes) for pool in pools]
     return [replace(visual, "_global_pool", _sized_pool(visual, visual._global_pool, sizes))]
-
-
-def _bias_pooler(attn: nn.MultiheadAttention, sizes: Sizes) -> Undo:
-    """Attentional pooling sees a token of size s as s tokens: log(size) on the logits of its key."""
-
-    def add_bias(module: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        size = sizes()
-        if size is not None:
-            query, key = args[0], args[1]
-            bias = F.pad(size.log(), (key.shape[1] - size.shape[1], 0))  # (B, P+K)
-            bias = bias[:, None, None].expand(-1, attn.num_heads, query.shape[1], -1).flatten(0, 1)
-            kwargs = kwargs | {"attn_mask": bias.to(query.dtype)}
-        return args, kwargs
-
-    return attn.register_forward_pre_hook(add_bias, with_kwargs=True).remove
 
 
 def _sized_pool(visual: Any, stock: Callable[[Tensor], tuple[Tensor, Tensor]], sizes: Sizes) -> Callable[..., Any]:
@@ -132,10 +140,9 @@ def _sized_pool(visual: Any, stock: Callable[[Tensor], tuple[Tensor, Tensor]], s
         size = sizes()
         if size is None:
             return stock(x)
-        tokens = x[:, 1:] * (size > 0)[..., None]  # (B, K, D)
+        tokens = blank(x[:, 1:], size)  # (B, K, D)
         if visual.pool_type == "avg":
-            mean = (tokens.float() * size[..., None]).sum(1) / size.sum(-1, keepdim=True)
-            return mean.to(x.dtype), tokens
+            return weighted_mean(tokens, size), tokens
         return stock(torch.cat([x[:, :1], tokens], dim=1))
 
     return pool
