@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
@@ -71,7 +72,7 @@ class EmbeddedScenes(Dataset[tuple[Any, int]]):
         return (self.transform(image) if self.transform else image), label
 
 
-_CAPTIONS_START, _QUESTIONS_START = 20_000_000, 30_000_000
+_CAPTIONS_START, _QUESTIONS_START, _SELECTION_START = 20_000_000, 30_000_000, 40_000_000
 
 
 class EmbeddedCaptions(Dataset[tuple[Any, list[str]]]):
@@ -93,6 +94,33 @@ class EmbeddedCaptions(Dataset[tuple[Any, list[str]]]):
         scene = self.scene(index)
         image = Image.fromarray(scenes.render(scene))
         return (self.transform(image) if self.transform else image), scenes.captions(scene)
+
+
+class EmbeddedSelection(Dataset[tuple[Any, list[str]]]):
+    """Two pictures alike in all but one thing, and two captions, the i-th true of the i-th picture only: (images, captions).
+
+    What differs takes turns (scenes.DIFFERENCES): two objects have each other's colour, or each other's place, or one object is
+    another. With a transform the images are one tensor (2, 3, h, w). By chance image_acc and text_acc are 1/4, acc is 1/6.
+    """
+
+    def __init__(self, split: str = "test", transform: Callable[[Image.Image], Any] | None = None, length: int = 1_200) -> None:
+        self.seed, self.transform, self.length = split_seed(split), transform, length
+        self.pairs = scenes.SEEN if split == "train" else scenes.PAIRS
+
+    def __len__(self) -> int:
+        return self.length
+
+    def scenes(self, index: int) -> tuple[scenes.Scene, scenes.Scene]:
+        difference = scenes.DIFFERENCES[index % len(scenes.DIFFERENCES)]
+        return scenes.twins(self.seed, _SELECTION_START + index, difference, self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Any, list[str]]:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        both = self.scenes(index)
+        images = [Image.fromarray(scenes.render(scene)) for scene in both]
+        made = torch.stack([self.transform(image) for image in images]) if self.transform else images
+        return made, [scenes.caption(scene) for scene in both]
 
 
 class EmbeddedQuestions(Dataset[tuple[Any, scenes.Question]]):

@@ -7,9 +7,10 @@ uniform over the image, whatever later reads it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -363,6 +364,33 @@ def captions(scene: Scene) -> list[str]:
     """
     things = sorted(scene.objects, key=lambda thing: thing.x)
     return [_seen_from(thing, [other for other in things if other is not thing]) for thing in things]
+
+
+DIFFERENCES = ("colour", "place", "object")
+
+
+def twins(seed: int, index: int, difference: str, pairs: Sequence[Pair] = PAIRS) -> tuple[Scene, Scene]:
+    """Two scenes alike in all but one thing, so that each one's caption is false of the other.
+
+    Two objects change their colours or their places, or one object becomes another of a new colour and shape.
+    """
+    for attempt in itertools.count():
+        first = several(seed, index + attempt * 1_000_000_000, pairs)
+        rng = np.random.default_rng([seed, index, attempt, 5])
+        a, b, *others = first.objects
+        if difference == "colour":
+            a, b = replace(a, colour=b.colour, rgb=b.rgb), replace(b, colour=a.colour, rgb=a.rgb)
+        elif difference == "place":  # with their sizes, so that nothing overlaps
+            a, b = replace(a, x=b.x, y=b.y, size=b.size), replace(b, x=a.x, y=a.y, size=a.size)
+        elif difference == "object":
+            there = {word for thing in first.objects for word in thing.pair}
+            new = [pair for pair in pairs if not there & set(pair)]
+            b = _thing(rng, new[int(rng.integers(len(new)))], b.x, b.y, b.size)
+        else:
+            raise KeyError(difference)
+        if {a.pair, b.pair} <= set(pairs):
+            return first, replace(first, objects=(a, b, *others))
+    raise AssertionError
 
 
 @dataclass(frozen=True)

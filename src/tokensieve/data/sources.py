@@ -1,12 +1,14 @@
 """Data sets by name: clip_benchmark's (built by that package), its wds/... form, and the embedded scenes; all in one shape.
 
-An image that cannot be read does not end a run: it arrives as `Broken` and is counted. Class names and prompts come with
-the data; JSON files of the user's own replace them.
+A sample is an image with a label or with a list of captions. An image that cannot be read does not end a run: it arrives as
+`Broken` and is counted. Class names and prompts come with the data; JSON files of the user's own replace them. Several
+processes share the batches of one: every batch is made of the same samples whoever reads it, and knows its place in the order.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import itertools
 import json
@@ -16,7 +18,7 @@ import sys
 import tarfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +26,20 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info, random_split
 
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.results import digest
 
-EMBEDDED = ("embedded", "embedded-heldout")
+CLASSIFY, RETRIEVE, SELECT = "zeroshot_classification", "zeroshot_retrieval", "image_caption_selection"
+CAPTION_TASKS = (RETRIEVE, SELECT, "captioning")  # the others need labels
+EMBEDDED = {  # what --task auto means for each
+    "embedded": CLASSIFY,
+    "embedded-heldout": CLASSIFY,
+    "embedded-captions": RETRIEVE,
+    "embedded-selection": SELECT,
+}
 # clip_benchmark chooses by a chain of ifs and keeps no list; these are its names in 1.6.2 besides the prefixes.
 _CLASSIFICATION = """
     cifar10 cifar100 imagenet1k imagenet-w babel_imagenet imagenet1k-unverified imagenetv2 imagenet_sketch imagenet-a
@@ -59,22 +68,28 @@ class Broken(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the loader gives: images (B,3,h,w), targets (B,) or (B,C), both None if all were broken, and the broken ones."""
+    """What the loader gives: the readable samples of one batch (images and targets are None if there are none), and the others.
+
+    images (B,3,h,w), or (B,n,3,h,w) with n images a sample; targets (B,) or (B,C), or B lists of captions
+    """
 
     images: Tensor | None
-    targets: Tensor | None
+    targets: Any
     broken: list[Broken]
+    number: int  # the batch's place in the order of a single process, which may leave numbers out
+    samples: Tensor  # (B,) int64, one number for each sample, the same whoever reads it and however
 
 
 @dataclass
 class Source:
-    """A data set ready to be read: samples are (image tensor, target) or Broken."""
+    """A data set ready to be read: samples are (image tensor, label or list of captions) or Broken."""
 
-    samples: Dataset[Any]
+    samples: Dataset[Any] | Stream
     classes: list[str]
     templates: Templates
     fingerprint: str
     most_workers: int | None = None  # more processes than this would stand idle
+    captions: bool = False
 
     def __len__(self) -> int:
         return len(self.samples)  # type: ignore[arg-type]
@@ -82,22 +97,51 @@ class Source:
     @property
     def size(self) -> int | None:
         """The number of samples; None where only reading tells."""
-        return None if isinstance(self.samples, IterableDataset) else len(self)
+        return None if isinstance(self.samples, Stream) else len(self)
 
     def workers(self, wanted: int) -> int:
         """The processes that will read, if so many are wanted."""
         return min(wanted, os.cpu_count() or 1, wanted if self.most_workers is None else self.most_workers)
 
-    def loader(self, batch_size: int, num_workers: int, pin: bool = False) -> DataLoader[Batch]:
-        """Batches in the data set's order; that of a stream depends on how many workers share its shards."""
+    def loader(self, batch_size: int, num_workers: int, pin: bool = False, rank: int = 0, world: int = 1) -> DataLoader[Batch]:
+        """The batches of one of several processes, in the data set's order, that of a stream being made by its workers.
+
+        All processes together read every batch once, and each batch is what a single process with so many workers would read.
+        """
+        batches: Dataset[Batch]
+        if isinstance(self.samples, Stream):
+            batches = _StreamBatches(self.samples, batch_size, rank, world)
+        else:
+            batches = _Batches(self.samples, batch_size, rank, world)
         return DataLoader(
-            self.samples,
-            batch_size=batch_size,
+            batches,
+            batch_size=None,
             num_workers=self.workers(num_workers),
-            collate_fn=collate,
+            collate_fn=_as_it_is,
             pin_memory=pin,
             worker_init_fn=_leave_signals_to_the_parent,
         )
+
+    def divided(self, proportion: float, generator: torch.Generator) -> tuple[Source, Source]:
+        """The samples in two random parts, the second of that proportion; sizes and draws are torch's random_split's."""
+        if isinstance(self.samples, Stream):
+            raise UserError(
+                "a stream of shards has no length to take --val_proportion of: give --val_split with a split of it."
+            )
+        if not 0 < proportion < 1:
+            raise UserError(f"--val_proportion {proportion}: it must be above 0 and below 1, 0.1 say.")
+        parts: list[Any] = random_split(range(len(self)), [1 - proportion, proportion], generator)  # type: ignore[arg-type]
+        if not all(map(len, parts)):
+            raise UserError(f"--val_proportion {proportion} of {len(self)} images leaves nothing to train or to validate on.")
+        first, second = (
+            replace(
+                self,
+                samples=_Chosen(self.samples, part.indices),
+                fingerprint=digest([self.fingerprint, list(part.indices)]),
+            )
+            for part in parts
+        )
+        return first, second
 
 
 # ----------------------------------------------------------------------------------------------------------------- names
@@ -114,7 +158,7 @@ def read_list(path: str, flag: str) -> list[str]:
 def names(given: Sequence[str] | None) -> list[str]:
     """The data sets of a run: names, collections, and text files with a name a line, in order; unknown ones are errors."""
     found: list[str] = []
-    for name in given or [EMBEDDED[0]]:
+    for name in given or ["embedded"]:
         if os.path.isfile(name):
             found.extend(line.strip() for line in read_list(name, "--dataset") if line.strip())
         elif name in EMBEDDED or name in CLASSIFICATION:
@@ -133,7 +177,7 @@ def check(name: str) -> None:
     known = (*EMBEDDED, *CLASSIFICATION, *CAPTIONS)
     if name not in known and not name.startswith(PREFIXES):
         raise UserError(
-            f"there is no data set {name!r}.{did_you_mean(name, known)} Known: {', '.join((*EMBEDDED, *CLASSIFICATION))}, "
+            f"there is no data set {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}, "
             f"and wds/NAME, tfds/NAME, vtab/NAME."
         )
 
@@ -141,10 +185,25 @@ def check(name: str) -> None:
 def task_of(name: str) -> str:
     """The task that --task auto means for this data set."""
     if name in EMBEDDED:
-        return "zeroshot_classification"
+        return EMBEDDED[name]
     from clip_benchmark.datasets.builder import get_dataset_default_task
 
     return str(get_dataset_default_task(name.removeprefix("wds/")))
+
+
+def _check_task(name: str, captions: bool, task: str) -> None:
+    """A UserError if a task on captions is given labels, or one on labels captions."""
+    if captions and task not in CAPTION_TASKS:
+        raise UserError(
+            f"{name} has captions, but the task {task} needs labels: give --task {' or '.join(CAPTION_TASKS)}, "
+            f"or another --dataset, embedded say."
+        )
+    if not captions and task in CAPTION_TASKS:
+        example = next(known for known, meant in EMBEDDED.items() if meant == (SELECT if task == SELECT else RETRIEVE))
+        raise UserError(
+            f"{name} has labels, but the task {task} needs captions: give --task zeroshot_classification or linear_probe, "
+            f"or another --dataset, {example} say."
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------- building
@@ -161,10 +220,13 @@ def build(
     wds_cache_dir: str | None = None,
     custom_classname_file: str | None = None,
     custom_template_file: str | None = None,
+    task: str = CLASSIFY,
+    annotation_file: str = "",
 ) -> Source:
-    """The data set of that name for zero-shot classification.
+    """The data set of that name for that task.
 
-    root may hold {dataset} and {dataset_cleaned}. limit: only the first samples.
+    root may hold {dataset} and {dataset_cleaned}. limit: only the first samples. annotation_file: the captions of
+    mscoco_captions, flickr30k and flickr8k. Class names and prompts are demanded for zero-shot classification only.
     """
     short = name.removeprefix("wds/")
     try:
@@ -172,42 +234,87 @@ def build(
     except (KeyError, IndexError, ValueError) as error:
         raise UserError(f"--dataset_root {root!r} may only hold {{dataset}} and {{dataset_cleaned}}.") from error
 
-    keys = [name, short.removeprefix("tfds/").removeprefix("vtab/")]
-    classes = _chosen(custom_classname_file, "--custom_classname_file", keys)
-    templates = _chosen(custom_template_file, "--custom_template_file", [*keys, "imagenet1k"])
+    if not name.startswith("wds/"):  # shards tell themselves what they hold
+        _check_task(name, name in CAPTIONS or EMBEDDED.get(name) in CAPTION_TASKS, task)
     if name in EMBEDDED:
         source = _embedded(name, transform, split, language)
     else:
-        given = _from_package(name, transform, folder, split, language, wds_cache_dir, custom_template_file)
+        if name in CAPTIONS:
+            _check_caption_files(name, folder, split, language, annotation_file)
+        given = _from_package(
+            name, transform, folder, split, language, wds_cache_dir, custom_template_file, task, annotation_file
+        )
         if name.startswith("wds/"):
             source = _webdataset(given, transform, wds_cache_dir)
+            _check_task(name, source.captions, task)
+        elif name in CAPTIONS and name != "winoground":
+            source = _captioned(given, transform, name, folder, split, language)
         else:
             source = _guarded(given, name, folder, split)
 
-    source.classes = list(classes or source.classes)
-    source.templates = templates or source.templates
-    if not source.classes or not source.templates:
-        what = "class names" if not source.classes else "prompt templates"
-        raise UserError(f"{name} has no {what}: give --custom_classname_file and --custom_template_file.")
+    if task == CLASSIFY:
+        keys = [name, short.removeprefix("tfds/").removeprefix("vtab/")]
+        classes = _chosen(custom_classname_file, "--custom_classname_file", keys)
+        templates = _chosen(custom_template_file, "--custom_template_file", [*keys, "imagenet1k"])
+        source.classes = list(classes or source.classes)
+        source.templates = templates or source.templates
+        if not source.classes or not source.templates:
+            what = "class names" if not source.classes else "prompt templates"
+            raise UserError(f"{name} has no {what}: give --custom_classname_file and --custom_template_file.")
+        source.fingerprint = digest([source.fingerprint, source.classes, source.templates])
     if limit is not None:
-        if isinstance(source.samples, IterableDataset):
+        if isinstance(source.samples, Stream):
             source.samples, source.most_workers = _FirstStreamed(source.samples, limit), 1
         else:
-            source.samples = _First(source.samples, limit)
+            source.samples = _Chosen(source.samples, range(min(limit, len(source))))
+        source.fingerprint = digest([source.fingerprint, limit])
     if source.size == 0:
         raise UserError(f"the data set {name} is empty (split {split!r} under {folder!r}).")
-    source.fingerprint = digest([source.fingerprint, source.classes, source.templates, limit])
     return source
 
 
 def _embedded(name: str, transform: Callable[[Any], Tensor], split: str, language: str) -> Source:
-    from tokensieve.data.embedded import EmbeddedScenes
+    from tokensieve.data import embedded
 
     if language != "en":
-        raise UserError(f"{name} has prompts in 'en' only, not in {language!r}.")
-    scenes = EmbeddedScenes(split, pairs="heldout" if name == "embedded-heldout" else "seen", transform=transform)
-    mark = digest([name, split, len(scenes)])  # drawn by code from fixed seeds, and the code is in the key already
-    return Source(scenes, list(scenes.classes), list(scenes.templates), mark)
+        raise UserError(f"{name} is in 'en' only, not in {language!r}.")
+    mark = [name, split]  # drawn by code from fixed seeds, and the code is in the key of every result already
+    if EMBEDDED[name] in CAPTION_TASKS:
+        made = embedded.EmbeddedCaptions if EMBEDDED[name] == RETRIEVE else embedded.EmbeddedSelection
+        pictures: Any = made(split, transform=transform)
+        return Source(pictures, [], [], digest([*mark, len(pictures)]), captions=True)
+    scenes = embedded.EmbeddedScenes(split, pairs="heldout" if name == "embedded-heldout" else "seen", transform=transform)
+    return Source(scenes, list(scenes.classes), list(scenes.templates), digest([*mark, len(scenes)]))
+
+
+def _check_caption_files(name: str, folder: str, split: str, language: str, annotation_file: str) -> None:
+    """A UserError if what clip_benchmark would fetch is not there and there is no network.
+
+    It fetches by shell commands that report no failure and leave empty files behind.
+    """
+    from tokensieve.models.load import reachable
+
+    if annotation_file and not os.path.isfile(annotation_file):
+        raise UserError(f"--annotation_file {annotation_file}: there is no such file.")
+    suffix = {"en": "karpathy", "zh": "zh"}.get(language, language)
+    images, captions = "", ""
+    if name == "mscoco_captions":
+        images, captions = "train2014" if split == "train" else "val2014", f"coco_{split}_karpathy.json"
+    elif name in ("flickr30k", "flickr8k"):
+        captions = f"{name}_{split}_{suffix}.txt"
+    elif name.startswith("sugar_crepe/"):
+        images, captions = "val2017", f"{name.split('/')[1]}.json"
+    elif name != "winoground":
+        file = {"multilingual_mscoco_captions": name, "crossmodal3600": "crossmodal3600_captions"}.get(name, name)
+        captions = f"{file.replace('flickr30k-200', 'flickr30k_200')}-{language}.json"
+    needed = [os.path.join(folder, images), annotation_file or os.path.join(folder, captions)]
+    missing = [path for path in needed if not os.path.exists(path)]
+    offline = "embedded-selection" if task_of(name) == SELECT else "embedded-captions"
+    if missing and not reachable(*HOSTS):
+        raise UserError(
+            f"the data set {name} needs {missing[0]} and there is no network to download it. Give --dataset_root with the "
+            f"folder that holds it, or use --dataset {offline}."
+        )
 
 
 def _from_package(
@@ -218,6 +325,8 @@ def _from_package(
     language: str,
     wds_cache_dir: str | None,
     custom_template_file: str | None,
+    task: str,
+    annotation_file: str,
 ) -> Any:
     """clip_benchmark's own data set object; whatever goes wrong there becomes one line."""
     from clip_benchmark.datasets import builder
@@ -225,12 +334,13 @@ def _from_package(
     from tokensieve.models.load import reachable
 
     downloads = not name.startswith("wds/") and name != "dummy"
-    if downloads:
+    prompted = task == CLASSIFY and not name.startswith("wds/")
+    if prompted:
         prompts = Path(builder.__file__).parent.glob("*_zeroshot_classification_templates.json")
         languages = sorted(path.name.split("_")[0] for path in prompts)
-        if language not in languages and name != "babel_imagenet" and not custom_template_file:
+        if language not in languages and name not in ("babel_imagenet", "dummy") and not custom_template_file:
             raise UserError(f"{name} has prompts in {', '.join(languages)}, not in {language!r}: give --custom_template_file.")
-    elif name != "dummy" and "://" not in folder:
+    if name.startswith("wds/") and "://" not in folder:
         count = os.path.join(folder, split, "nshards.txt")
         if not os.path.isfile(count):
             raise UserError(
@@ -247,9 +357,12 @@ def _from_package(
                 transform=transform,
                 split=split,
                 download=download,
-                language=language if name != "dummy" else "en",
+                annotation_file=annotation_file,
+                # labels need no prompts, but some class lists of the package come with those of a language
+                language=language if (prompted and name != "dummy") or name in (*CAPTIONS, "babel_imagenet") else "en",
+                task=CLASSIFY if name not in CAPTIONS and not name.startswith("wds/") else RETRIEVE,
                 wds_cache_dir=wds_cache_dir,
-                custom_template_file=custom_template_file,
+                custom_template_file=custom_template_file if prompted else None,
             )
 
     try:
@@ -303,17 +416,34 @@ def _chosen(path: str | None, flag: str, keys: Sequence[str]) -> Any:
 
 
 def _guarded(given: Any, name: str, folder: str, split: str) -> Source:
-    classes, templates = list(given.classes or []), given.templates
+    classes, templates = list(getattr(given, "classes", None) or []), getattr(given, "templates", None) or []
     mark: list[Any] = [name, split]
     if isinstance(given, IterableDataset):
-        return Source(given, classes, templates, digest([*mark, folder]))
+        return Source(_Foreign(given), classes, templates, digest([*mark, folder]))
     if hasattr(given, "loader") and hasattr(given, "samples"):  # an image folder
         given.loader = open_image
         mark.append([(os.path.relpath(path, folder), label, *_stamp(path)) for path, label in given.samples])
     else:
         there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         mark.extend([len(given), *((entry, *_stamp(os.path.join(folder, entry))) for entry in there)])
-    return Source(Guarded(given), classes, templates, digest(mark))
+    return Source(Guarded(given), classes, templates, digest(mark), captions=name in CAPTIONS)
+
+
+def _captioned(given: Any, transform: Callable[[Any], Tensor], name: str, folder: str, split: str, language: str) -> Source:
+    """The image files and captions of one of clip_benchmark's caption sets, read here so that a broken image is counted."""
+    if hasattr(given, "coco"):
+        files = [os.path.join(given.root, given.coco.loadImgs(key)[0]["file_name"]) for key in given.ids]
+        captions = [[entry["caption"] for entry in given.coco.imgToAnns[key]] for key in given.ids]
+    elif hasattr(given, "ann"):
+        entries = [given.ann[key] for key in given.idx_strings]
+        files = [os.path.join(given.root, entry["filename"]) for entry in entries]
+        captions = [[entry["caption"], entry["negative_caption"]] for entry in entries]
+    else:  # flickr's files are under the root, with several captions; the others' are whole paths with one caption
+        files = [os.path.join(given.root, file) if isinstance(told, list) else file for file, told in given.data]
+        captions = [told if isinstance(told, list) else [told] for _, told in given.data]
+    stamps = [(os.path.relpath(file, folder), *(_stamp(file) if os.path.exists(file) else ())) for file in files]
+    mark = digest([name, split, language, stamps, captions])
+    return Source(Captioned(files, captions, transform), [], [], mark, captions=True)
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -339,27 +469,76 @@ class Guarded(Dataset[Any]):
             return Broken(str(samples[index][0]) if samples else f"sample {index}", str(error))
 
 
-class _First(Dataset[Any]):
-    """The first samples of a data set."""
+class Captioned(Dataset[Any]):
+    """Image files with their captions."""
 
-    def __init__(self, given: Any, limit: int) -> None:
-        self.given, self.limit = given, min(limit, len(given))
+    def __init__(self, files: Sequence[str], captions: Sequence[list[str]], transform: Callable[[Any], Tensor]) -> None:
+        self.files, self.captions, self.transform = files, captions, transform
 
     def __len__(self) -> int:
-        return self.limit
+        return len(self.files)
 
     def __getitem__(self, index: int) -> Any:
-        return self.given[index]
+        if not self.captions[index]:
+            return Broken(self.files[index], "it has no caption")
+        try:
+            return self.transform(open_image(self.files[index])), self.captions[index]
+        except BrokenImage as error:
+            return Broken(self.files[index], str(error))
 
 
-class _FirstStreamed(IterableDataset[Any]):
-    """The first samples of a stream."""
+class _Chosen(Dataset[Any]):
+    """Some samples of a data set, which keep their numbers there."""
 
-    def __init__(self, given: Iterable[Any], limit: int) -> None:
+    def __init__(self, given: Any, indices: Sequence[int]) -> None:
+        inner = isinstance(given, _Chosen)
+        self.given = given.given if inner else given
+        self.indices = [given.indices[index] for index in indices] if inner else indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.given[self.indices[index]]
+
+
+class Stream:
+    """Samples that come one after another, found first and decoded later: those of another process need not be decoded."""
+
+    def found(self) -> Iterator[tuple[int, Any]]:
+        """This worker's samples, still encoded, each with its number."""
+        raise NotImplementedError
+
+    def decoded(self, sample: Any) -> Any:
+        """The sample as (image tensor, target), or Broken."""
+        raise NotImplementedError
+
+
+class _FirstStreamed(Stream):
+    """The first samples of a stream, in the order of a single worker."""
+
+    def __init__(self, given: Stream, limit: int) -> None:
         self.given, self.limit = given, limit
 
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self.given), self.limit)
+    def found(self) -> Iterator[tuple[int, Any]]:
+        return itertools.islice(self.given.found(), self.limit)
+
+    def decoded(self, sample: Any) -> Any:
+        return self.given.decoded(sample)
+
+
+class _Foreign(Stream):
+    """A stream of another package, which decodes as it goes; its workers take every so-manieth sample."""
+
+    def __init__(self, given: Iterable[Any]) -> None:
+        self.given = given
+
+    def found(self) -> Iterator[tuple[int, Any]]:
+        worker, workers = _worker()
+        return ((place * workers + worker, sample) for place, sample in enumerate(self.given))
+
+    def decoded(self, sample: Any) -> Any:
+        return sample
 
 
 def _webdataset(given: Any, transform: Callable[[Any], Tensor], cache_dir: str | None) -> Source:
@@ -374,8 +553,12 @@ def _webdataset(given: Any, transform: Callable[[Any], Tensor], cache_dir: str |
         shards, cache_dir=cache_dir, shardshuffle=False, nodesplitter=_every_shard, empty_check=False
     )
     mark = digest([(os.path.basename(shard), *_stamp(shard)) if os.path.isfile(shard) else shard for shard in shards])
-    stream = WebSamples(pipeline, transform)
-    return Source(stream, list(given.classes or []), given.templates, mark, most_workers=len(shards))
+    captions = (
+        str.splitlines in given.pipeline[-1].args
+    )  # what clip_benchmark does to the text if dataset_type.txt says retrieval
+    stream = WebSamples(pipeline, transform, captions)
+    classes, templates = list(given.classes or []), given.templates or []
+    return Source(stream, classes, templates, mark, most_workers=len(shards), captions=captions)
 
 
 def _check_shard(shard: str, total: int) -> None:
@@ -392,45 +575,110 @@ def _every_shard(shards: Iterable[Any]) -> Iterable[Any]:
     return shards
 
 
-class WebSamples(IterableDataset[Any]):
-    """Samples of webdataset shards: an image (webp, png, jpg, jpeg) and `cls` (a number) or `npy` (several labels)."""
+class WebSamples(Stream):
+    """Samples of webdataset shards: an image (webp, png, jpg, jpeg) and `cls` (a number), `npy` (several labels) or `txt`."""
 
-    def __init__(self, pipeline: Any, transform: Callable[[Any], Tensor]) -> None:
-        self.pipeline, self.transform = pipeline, transform
+    def __init__(self, pipeline: Any, transform: Callable[[Any], Tensor], captions: bool) -> None:
+        self.pipeline, self.transform, self.captions = pipeline, transform, captions
 
-    def __iter__(self) -> Iterator[Any]:
+    def found(self) -> Iterator[tuple[int, Any]]:
         try:
             for sample in self.pipeline:
-                yield self._decoded(sample)
+                name = f"{os.path.basename(sample['__url__'])}/{sample['__key__']}"
+                yield int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2, sample
         except (tarfile.TarError, EOFError, OSError) as error:  # raised here, it would lose its type between processes
-            yield Broken("a shard", " ".join(str(part) for part in error.args), fatal=True)
+            yield 0, Broken("a shard", " ".join(str(part) for part in error.args), fatal=True)
 
-    def _decoded(self, sample: Mapping[str, Any]) -> Any:
+    def decoded(self, sample: Any) -> Any:
+        if isinstance(sample, Broken):
+            return sample
         name = str(sample["__key__"])
         content = next((sample[suffix] for suffix in IMAGE_SUFFIXES if suffix in sample), None)
         if content is None:
             return Broken(name, f"no image among {', '.join(key for key in sample if not key.startswith('__'))}")
         try:
-            if "npy" in sample:
-                target: Any = torch.from_numpy(np.load(io.BytesIO(sample["npy"]), allow_pickle=False))
-            else:
-                target = int(sample["cls"])
+            target = self._target(sample)
             return self.transform(open_image(io.BytesIO(content))), target
         except (BrokenImage, KeyError, ValueError) as error:
             return Broken(name, f"{type(error).__name__}: {error}")
 
+    def _target(self, sample: Mapping[str, bytes]) -> Any:
+        if self.captions:
+            captions = sample["txt"].decode("utf-8").splitlines()
+            if not captions:
+                raise ValueError("it has no caption")
+            return captions
+        if "npy" in sample:
+            return torch.from_numpy(np.load(io.BytesIO(sample["npy"]), allow_pickle=False))
+        return int(sample["cls"])
 
-def collate(samples: Sequence[Any]) -> Batch:
+
+# --------------------------------------------------------------------------------------------------------------- batches
+
+
+class _Batches(Dataset[Batch]):
+    """One process's batches of a data set with a length: the process takes its turn with the others, batch by batch."""
+
+    def __init__(self, samples: Any, size: int, rank: int, world: int) -> None:
+        self.samples, self.size = samples, size
+        self.numbers = range(rank, -(-len(samples) // size), world)
+        self.names = samples.indices if isinstance(samples, _Chosen) else range(len(samples))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: int) -> Batch:
+        number = self.numbers[place]
+        indices = range(number * self.size, min((number + 1) * self.size, len(self.samples)))
+        return collate([self.samples[index] for index in indices], number, [self.names[index] for index in indices])
+
+
+class _StreamBatches(IterableDataset[Batch]):
+    """One process's batches of a stream: of every worker's batches the process takes its turn, and does not decode the others.
+
+    A DataLoader asks its workers in turn, so (turn, worker) is the order in which a single process would get them.
+    """
+
+    def __init__(self, samples: Stream, size: int, rank: int, world: int) -> None:
+        self.samples, self.size, self.rank, self.world = samples, size, rank, world
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker, workers = _worker()
+        found = self.samples.found()
+        for turn in itertools.count():
+            chunk = list(itertools.islice(found, self.size))
+            if not chunk:
+                return
+            fatal = any(isinstance(sample, Broken) and sample.fatal for _, sample in chunk)  # every process must hear of it
+            if turn % self.world == self.rank or fatal:
+                names, samples = zip(*chunk, strict=True)
+                yield collate([self.samples.decoded(sample) for sample in samples], turn * workers + worker, names)
+
+
+def _worker() -> tuple[int, int]:
+    """Which one of how many reading processes this is."""
+    info = get_worker_info()
+    return (info.id, info.num_workers) if info else (0, 1)
+
+
+def collate(samples: Sequence[Any], number: int, names: Sequence[int]) -> Batch:
     """One batch of the readable samples, and the list of the others."""
     broken = [sample for sample in samples if isinstance(sample, Broken)]
-    readable = [sample for sample in samples if not isinstance(sample, Broken)]
+    readable = [(name, *sample) for name, sample in zip(names, samples, strict=True) if not isinstance(sample, Broken)]
     if not readable:
-        return Batch(None, None, broken)
+        return Batch(None, None, broken, number, torch.empty(0, dtype=torch.int64))
+    kept, images, targets = zip(*readable, strict=True)
     try:
-        images, targets = default_collate(readable)
-    except RuntimeError as error:  # default_collate's word for tensors that cannot be stacked
-        return Batch(None, None, [Broken("a batch", f"its images or its labels differ in shape ({error})", fatal=True)])
-    return Batch(images, targets, broken)
+        stacked = torch.stack(images)
+        labels = list(targets) if isinstance(targets[0], list) else default_collate(list(targets))
+    except RuntimeError as error:  # torch's word for tensors that cannot be stacked
+        reason = f"its images or its labels differ in shape ({error})"
+        return Batch(None, None, [Broken("a batch", reason, fatal=True)], number, torch.empty(0, dtype=torch.int64))
+    return Batch(stacked, labels, broken, number, torch.tensor(kept))
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:

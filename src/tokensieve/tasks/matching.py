@@ -1,0 +1,56 @@
+"""What retrieval and selection share: images and captions as unit vectors, whose products tell how well they match."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokensieve.data.sources import Source
+from tokensieve.errors import UserError
+from tokensieve.models.features import encode_text
+from tokensieve.tasks import Encode, Setup
+
+
+def captioned(setup: Setup, task: str) -> Source:
+    """The data of the split, which must have captions."""
+    source = setup.source(setup.args.split)
+    if not source.captions:
+        raise UserError(
+            f"--task {task}: {setup.dataset} has classes, not captions. Use --task zeroshot_classification or linear_probe, "
+            f"or a data set with captions, such as --dataset embedded-captions."
+        )
+    return source
+
+
+def images_to_unit(setup: Setup, encode: Encode, images: Tensor) -> Tensor:
+    """(B,3,h,w) -> (B,E) on the CPU, float32, of length 1, under one plan."""
+    with torch.inference_mode(), setup.precision():
+        return _told(F.normalize(encode(images), dim=-1))
+
+
+def texts_to_unit(setup: Setup, texts: Sequence[str]) -> Tensor:
+    """T captions -> (T,E) on the CPU, float32, of length 1."""
+    with torch.inference_mode(), setup.precision():
+        tokens = setup.loaded.tokenizer(list(texts)).to(setup.device)
+        return _told(F.normalize(encode_text(setup.loaded.model, tokens), dim=-1))
+
+
+def _told(features: Tensor) -> Tensor:
+    features = features.float().cpu()
+    if not torch.isfinite(features).all():
+        raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
+    return features
+
+
+def grouped_stderr(hits: Tensor, group: Tensor) -> float:
+    """Standard error of the mean of hits (T,), of which those of one group (T,) may depend on each other.
+
+    With one hit a group it is sqrt(p (1-p) / n).
+    """
+    away = torch.zeros(int(group.max()) + 1, dtype=torch.float64)
+    away.index_add_(0, group, hits.double() - hits.double().mean())
+    return math.sqrt(float(away.square().sum())) / len(hits)
