@@ -34,7 +34,9 @@ def test_auto_means_the_task_clip_benchmark_means() -> None:
     for name in (*sources.CLASSIFICATION, *sources.CAPTIONS, "vtab/dtd", "tfds/x"):
         assert sources.task_of(name) == get_dataset_default_task(name)
         assert sources.task_of(f"wds/{name}") == get_dataset_default_task(name)
-    assert {sources.task_of(name) for name in sources.EMBEDDED} == {"zeroshot_classification"}
+    assert [sources.task_of(name) for name in ("embedded", "embedded-heldout")] == ["zeroshot_classification"] * 2
+    assert sources.task_of("embedded-captions") == "zeroshot_retrieval"
+    assert sources.task_of("embedded-selection") == "image_caption_selection"
 
 
 def read(source: sources.Source, batch_size: int = 4, workers: int = 0) -> tuple[list[torch.Tensor], list[int], list[Broken]]:
