@@ -458,7 +458,7 @@ def test_weights_from_another_folder_are_the_same_weights(tiny_clip: SimpleNames
 
 
 def test_what_libraries_warn_about_in_loading_is_passed_on_once_without_their_log() -> None:
-    with load._remarks() as notes:
+    with load.remarks() as notes:
         for _ in range(2):
             warnings.warn("QuickGELU mismatch", UserWarning, stacklevel=1)
         assert not logging.getLogger().isEnabledFor(logging.WARNING)

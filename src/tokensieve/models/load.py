@@ -1,7 +1,11 @@
-"""Models by name, as open_clip knows them, the embedded one among them; what is missing is said at once, not after a minute.
+"""Models by name: open_clip's, the embedded one among them, Hugging Face's and timm's; what is missing is said at once.
 
 Without a network a miss on the Hub is retried for up to 46 seconds. So weights are looked for on the disk first, and the Hub
-is asked only if a connection to it opens.
+is asked only if a connection to it opens. What --model and --pretrained mean:
+
+    open_clip   a name of open_clip's list; a tag, a file, or "" for random weights
+    hf          a folder, or an id on the Hub; the revision on the Hub, "" for the main one (load_hf.py)
+    timm        a name of timm's list; a tag, a file, or "" for random weights, unless the name ends in .TAG (load_timm.py)
 """
 
 from __future__ import annotations
@@ -24,6 +28,10 @@ import torch
 from tokensieve.errors import UserError, did_you_mean
 
 SCHEMAS = ("hf-hub:", "local-dir:")  # a model name that begins so brings its own weights
+EXAMPLES = {  # of types that have no model of ours
+    "hf": "--model openai/clip-vit-base-patch16, or a folder with such a model",
+    "timm": "--model vit_base_patch16_224.augreg2_in21k_ft_in1k",
+}
 
 
 @dataclass
@@ -37,10 +45,18 @@ class Loaded:
     notes: list[str] = field(default_factory=list)
 
 
-def pairs(model: list[str] | None, pretrained: list[str] | None, pretrained_model: list[str] | None) -> list[tuple[str, str]]:
+def pairs(
+    model: list[str] | None, pretrained: list[str] | None, pretrained_model: list[str] | None, model_type: str = "open_clip"
+) -> list[tuple[str, str]]:
     """(model, weights) of every run: --pretrained_model if given, else every --model with every --pretrained."""
     from tokensieve import embedded
 
+    if model_type in EXAMPLES:
+        if pretrained_model:
+            raise UserError(f"--pretrained_model names open_clip models; with --model_type {model_type} use --model.")
+        if not model:
+            raise UserError(f"--model_type {model_type} needs --model, for example {EXAMPLES[model_type]}")
+        return [(m, p) for m in model for p in pretrained or [""]]
     if not pretrained_model:
         models = model or [embedded.MODEL]
         return [(m, p) for m in models for p in pretrained or ["" if m.startswith(SCHEMAS) else embedded.PRETRAINED]]
@@ -71,12 +87,17 @@ def _pair(text: str, where: str, collections: list[str] | None = None) -> tuple[
 
 def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
     """A UserError if there is no such model or no such weights for it; nothing is loaded."""
-    import open_clip
-
     from tokensieve import embedded
+    from tokensieve.models import load_hf, load_timm
 
+    if model_type == "hf":
+        return load_hf.check(model, pretrained)
+    if model_type == "timm":
+        return load_timm.check(model, pretrained)
     if model_type != "open_clip":
         return
+    import open_clip
+
     embedded.register()
     if model.startswith("local-dir:"):
         folder = model.removeprefix("local-dir:")
@@ -89,7 +110,7 @@ def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
     if name not in known:
         raise UserError(f"open_clip has no model {model!r}.{did_you_mean(name, known)} All: open_clip.list_models().")
     if os.path.isfile(pretrained):
-        _check_file(pretrained)
+        check_file(pretrained)
         return
     if not pretrained or open_clip.get_pretrained_cfg(name, pretrained):
         return
@@ -104,7 +125,7 @@ def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
     )
 
 
-def _check_file(path: str) -> None:
+def check_file(path: str) -> None:
     """A UserError if the file begins like no kind of weights."""
     with open(path, "rb") as file:
         start = file.read(9)
@@ -122,14 +143,20 @@ def load(
     device: torch.device | str = "cpu",
 ) -> Loaded:
     """The model by its name, with its transform and tokenizer, in evaluation mode on the device."""
+    from tokensieve.models import load_hf, load_timm
+
     check(model, pretrained, model_type)
     if model_type == "ja_clip":
         return _load_japanese(pretrained, cache_dir, device)
+    if model_type == "hf":
+        return load_hf.load(model, pretrained, cache_dir, device)
+    if model_type == "timm":
+        return load_timm.load(model, pretrained, cache_dir, device)
     import open_clip
 
-    with _remarks() as notes:
+    with remarks() as notes:
         built, transform = _create(model, pretrained, cache_dir)
-        with _explained(model, pretrained):
+        with explained(model, pretrained):
             tokenizer = open_clip.get_tokenizer(model, cache_dir=cache_dir)
     if not pretrained and not model.startswith(SCHEMAS):
         notes.append(f"{model} has random weights: --pretrained is empty")
@@ -137,10 +164,28 @@ def load(
     return Loaded(built, transform, tokenizer, fingerprint(built), notes)
 
 
-def architecture(model: str, pretrained: str = "", image_size: int | None = None) -> Any:
+def no_text(model: str) -> Callable[[list[str]], Any]:
+    """The tokenizer of a model without a text tower."""
+
+    def refuse(texts: list[str]) -> Any:
+        raise UserError(f"{model} has no text tower, so it cannot compare images with texts; use --task linear_probe")
+
+    return refuse
+
+
+def architecture(model: str, pretrained: str = "", image_size: int | None = None, model_type: str = "open_clip") -> Any:
     """The bare model by its name, for measuring: no tokenizer, random weights if none are named, any image size."""
-    check(model, pretrained)
-    with _remarks():
+    from tokensieve.models import load_hf, load_timm
+
+    if model_type == "hf":
+        return load_hf.architecture(model, pretrained, image_size)
+    check(model, pretrained, model_type)
+    if model_type == "timm":
+        with remarks():
+            return load_timm.create(model, pretrained, image_size=image_size)
+    if model_type != "open_clip":
+        raise UserError(f"--model_type {model_type} has no architectures to measure; use open_clip, hf or timm.")
+    with remarks():
         return _create(model, pretrained, image_size=image_size)[0]
 
 
@@ -154,7 +199,7 @@ def _create(model: str, pretrained: str, cache_dir: str | None = None, image_siz
         weights = str(embedded.weights_path(pretrained))
     elif _needs_hub(model, pretrained):
         _ask_hub_only_if_there(model, pretrained, cache_dir)
-    with _explained(model, pretrained):
+    with explained(model, pretrained):
         built, _, transform = open_clip.create_model_and_transforms(
             model, pretrained=weights or None, cache_dir=cache_dir, force_image_size=image_size
         )
@@ -191,6 +236,28 @@ def _hub_host() -> str:
     return urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).netloc
 
 
+def hub_answers() -> bool:
+    """Whether the Hub can be asked; if not, all libraries are told not to try."""
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE and not reachable(_hub_host()):
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
+        constants.HF_HUB_OFFLINE = True
+    return not constants.HF_HUB_OFFLINE
+
+
+def missing() -> str:
+    """What is wrong with a thing that has to come from the Hub, and cannot."""
+    return f"not on this machine and {_hub_host()} cannot be reached (or HF_HUB_OFFLINE is set)"
+
+
+def on_disk(repository: str, file: str, cache_dir: str | None, revision: str | None = None) -> bool:
+    """Whether a file of a repository on the Hub was fetched before."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(repository, file, cache_dir=cache_dir, revision=revision), str)
+
+
 def _needs_hub(model: str, pretrained: str) -> bool:
     """Whether open_clip would ask the Hub for weights, a tokenizer or a text tower."""
     import open_clip
@@ -204,18 +271,12 @@ def _needs_hub(model: str, pretrained: str) -> bool:
 
 
 def _ask_hub_only_if_there(model: str, pretrained: str, cache_dir: str | None) -> None:
-    """Go offline if the Hub does not answer; a UserError if then the weights cannot be had."""
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    if not constants.HF_HUB_OFFLINE:
-        if reachable(_hub_host()):
-            return
-        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
-        constants.HF_HUB_OFFLINE = True
-    away = f"not on this machine and {_hub_host()} cannot be reached (or HF_HUB_OFFLINE is set)"
+    """A UserError if the Hub does not answer and the weights are not on the disk."""
+    if hub_answers():
+        return
+    away = missing()
     if model.startswith("hf-hub:"):
-        repository = model.removeprefix("hf-hub:")
-        if not isinstance(try_to_load_from_cache(repository, "open_clip_config.json", cache_dir=cache_dir), str):
+        if not on_disk(model.removeprefix("hf-hub:"), "open_clip_config.json", cache_dir):
             raise UserError(f"the model {model} is {away}. Connect once, or give a folder: --model local-dir:/path/to/model")
     elif pretrained and not os.path.isfile(pretrained) and not _cached(model, pretrained, cache_dir):
         raise UserError(
@@ -227,14 +288,13 @@ def _ask_hub_only_if_there(model: str, pretrained: str, cache_dir: str | None) -
 def _cached(model: str, pretrained: str, cache_dir: str | None) -> bool:
     """Whether open_clip would find these weights on the disk."""
     import open_clip
-    from huggingface_hub import try_to_load_from_cache
 
     entry = open_clip.get_pretrained_cfg(model.replace("/", "-"), pretrained)
     if entry.get("hf_hub"):
         repository, _, file = entry["hf_hub"].rpartition("/")
         file = file or "open_clip_pytorch_model.bin"
         safe = "open_clip_model.safetensors" if file == "open_clip_pytorch_model.bin" else f"{Path(file).stem}.safetensors"
-        return any(isinstance(try_to_load_from_cache(repository, f, cache_dir=cache_dir), str) for f in (safe, file))
+        return any(on_disk(repository, f, cache_dir) for f in (safe, file))
     folder = Path(cache_dir or "~/.cache/clip").expanduser()
     return (folder / os.path.basename(entry.get("url", ""))).is_file()
 
@@ -243,7 +303,7 @@ def _cached(model: str, pretrained: str, cache_dir: str | None) -> bool:
 
 
 @contextmanager
-def _remarks() -> Iterator[list[str]]:
+def remarks() -> Iterator[list[str]]:
     """Collect what the libraries warn about as short notes; keep their log lines off the terminal."""
     notes: list[str] = []
     disabled = logging.root.manager.disable
@@ -258,23 +318,31 @@ def _remarks() -> Iterator[list[str]]:
 
 
 @contextmanager
-def _explained(model: str, pretrained: str) -> Iterator[None]:
+def explained(model: str, pretrained: str) -> Iterator[None]:
     """Turn what goes wrong in loading into one line."""
     from safetensors import SafetensorError
 
     try:
         yield
+    except UserError:
+        raise
+    except ImportError as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"{model} needs a package that is not installed: {text[:200]}") from error
     except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
         text = " ".join(str(error).split())
-        raise UserError(f"{pretrained} is damaged, or more than tensors (which could run code): {text[:200]}") from error
+        raise UserError(
+            f"{pretrained or model} is damaged, or more than tensors (which could run code): {text[:200]}"
+        ) from error
     except (RuntimeError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         text = " ".join(str(error).split())
         if "loading state_dict" in text or isinstance(error, (LookupError, TypeError, AttributeError, StopIteration)):
-            raise UserError(f"the weights {pretrained} do not fit {model}: {text[:200]}") from error
+            raise UserError(f"the weights {pretrained or 'there'} do not fit {model}: {text[:200]}") from error
         from huggingface_hub import constants
 
         offline = f" ({_hub_host()} cannot be reached)" if constants.HF_HUB_OFFLINE else ""
-        raise UserError(f"cannot load {model} with weights {pretrained!r}{offline}: {text[:200]}") from error
+        weights = f" with weights {pretrained!r}" if pretrained else ""
+        raise UserError(f"cannot load {model}{weights}{offline}: {text[:200]}") from error
 
 
 # ------------------------------------------------------------------------------------------------- clip_benchmark's others
