@@ -130,7 +130,9 @@ class Source:
             )
         if not 0 < proportion < 1:
             raise UserError(f"--val_proportion {proportion}: it must be above 0 and below 1, 0.1 say.")
-        parts: list[Any] = random_split(range(len(self)), [1 - proportion, proportion], generator)  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty part is an error here
+            parts: list[Any] = random_split(range(len(self)), [1 - proportion, proportion], generator)  # type: ignore[arg-type]
         if not all(map(len, parts)):
             raise UserError(f"--val_proportion {proportion} of {len(self)} images leaves nothing to train or to validate on.")
         first, second = (
