@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from tokensieve.core import Reduction, View
 from tokensieve.scoring import cosine
@@ -19,10 +21,23 @@ RESTS = {
 
 def settle(view: View, chosen: Reduction, rest: str) -> Reduction:
     """A selection and its rest as one reduction ('zero' changes how the selection is applied, not what is selected)."""
-    if rest in ("drop", "zero") or chosen.k == chosen.n:
+    if rest == "zero" or chosen.k == chosen.n:
         return chosen
-    settled = _merge(view, chosen) if rest == "merge" else _fuse(view, chosen)
-    return replace(settled, anchors=chosen.anchors)
+    settled = chosen
+    if rest != "drop":
+        plain = replace(chosen, gate=None)
+        settled = replace(_merge(view, plain) if rest == "merge" else _fuse(view, plain), anchors=chosen.anchors)
+    return settled if chosen.gate is None else _gated(view, settled, chosen.gate)
+
+
+def _gated(view: View, settled: Reduction, gate: Tensor) -> Reduction:
+    """The gate as a factor of the sizes: how often later attention and pooling count a token.
+
+    As a factor of the token itself it would be all but undone by the norm before the next block, and teach nothing.
+    """
+    sizes = settled.carry_sizes(view.size())
+    assert sizes is not None
+    return replace(settled, gate=None, sizes=sizes * F.pad(gate, (0, settled.k - gate.shape[1]), value=1.0))
 
 
 def _merge(view: View, chosen: Reduction) -> Reduction:

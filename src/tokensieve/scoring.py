@@ -110,7 +110,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -
     """
     if bias is not None:
         bias = bias.to(q.dtype)
-    if q.device.type == "cpu":
+    if q.device.type == "cpu" and not (bias is not None and bias.requires_grad):  # that kernel has no gradient for a bias
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
         return out, lse.float()
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale), None

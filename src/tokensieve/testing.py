@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
 from tokensieve.methods import Method, describe, get_method
@@ -59,9 +59,21 @@ def check_method(method: str | Method | Callable[..., Reduction]) -> None:
 
 
 def decide(method: Method, view: View, keep: int, rest: str = "drop") -> Reduction:
-    """What the plumbing makes of the method's answer at this view."""
+    """What the plumbing makes of the method's answer at this view; a part that is missing is a fresh one, in evaluation."""
+    if method.part is not None and view.part is None:
+        view = replace(view, part=fresh_part(method, view.tokens.shape[2]))
     step = make_step(method, None, Budget.parse(str(keep)), {"rest": rest} if method.selects and rest != "drop" else {})
     return settle(view, method.decide(view, keep, **step.arguments()), rest)
+
+
+def fresh_part(method: Method, width: int, seed: int = 0) -> nn.Module:
+    """The method's trained module before any training, the same one each time, with no weight left at 0."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        part: nn.Module = method.part(width)
+        for parameter in part.parameters():
+            nn.init.normal_(parameter, std=0.1)
+    return part.eval()
 
 
 def one_image(view: View, b: int) -> View:
