@@ -102,8 +102,8 @@ class CaptionTraining(Section):
 TASKS: dict[str, type[Section]] = {"clip": ClipTraining, "captions": CaptionTraining}
 
 
-def load(path: str | Path) -> ClipTraining:
-    """Read and check a training file. Raises UserError with one line that names every mistake in it."""
+def load(path: str | Path) -> Any:
+    """Read and check a training file: a section of its task. Raises UserError with one line that names every mistake in it."""
     path = Path(path)
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -119,7 +119,7 @@ def load(path: str | Path) -> ClipTraining:
     if task not in TASKS:
         raise UserError(f"{path}: task: {task!r} is not one of: {', '.join(TASKS)}.{did_you_mean(str(task), TASKS)}")
     try:
-        return TASKS[task].model_validate(raw)  # type: ignore[return-value]
+        return TASKS[task].model_validate(raw)
     except ValidationError as error:
         raise UserError(f"{path}: {'; '.join(_explain(e, TASKS[task]) for e in error.errors())}") from None
 

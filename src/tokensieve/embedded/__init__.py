@@ -45,6 +45,11 @@ def register() -> None:
         open_clip.add_model_config(folder)
 
 
+def default_weights(model: str) -> str:
+    """The weights that a model has unless others are named."""
+    return MODELS.get(model, MODELS[MODEL])[0]
+
+
 def weights_path(tag: str = PRETRAINED) -> Path:
     """The weights file of a tag, for open_clip's `pretrained` argument."""
     tags = [tag for of_model in MODELS.values() for tag in of_model]

@@ -59,7 +59,7 @@ def pairs(
         return [(m, p) for m in model for p in pretrained or [""]]
     if not pretrained_model:
         models = model or [embedded.MODEL]
-        return [(m, p) for m in models for p in pretrained or ["" if m.startswith(SCHEMAS) else embedded.PRETRAINED]]
+        return [(m, p) for m in models for p in pretrained or ["" if m.startswith(SCHEMAS) else embedded.default_weights(m)]]
     from clip_benchmark.model_collection import model_collection
 
     from tokensieve.data.sources import read_list
@@ -114,7 +114,7 @@ def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
         return
     if not pretrained or open_clip.get_pretrained_cfg(name, pretrained):
         return
-    tags = [embedded.PRETRAINED] if name == embedded.MODEL else open_clip.list_pretrained_tags_by_model(name)
+    tags = embedded.MODELS.get(name) or open_clip.list_pretrained_tags_by_model(name)
     if pretrained in tags:
         return
     if os.sep in pretrained or pretrained.endswith((".pt", ".bin", ".safetensors", ".pth")):
@@ -195,7 +195,7 @@ def _create(model: str, pretrained: str, cache_dir: str | None = None, image_siz
     from tokensieve import embedded
 
     weights = pretrained
-    if model == embedded.MODEL and pretrained == embedded.PRETRAINED:
+    if pretrained in embedded.MODELS.get(model, ()):
         weights = str(embedded.weights_path(pretrained))
     elif _needs_hub(model, pretrained):
         _ask_hub_only_if_there(model, pretrained, cache_dir)

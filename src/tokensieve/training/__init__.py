@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tokensieve import config as configuration
 
@@ -14,15 +15,20 @@ def run(config_path: str | Path, resume: bool = False, output: str | Path | None
 
     import torch
 
-    from tokensieve.training import clip, loop
+    from tokensieve.training import captions, clip, loop
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    learner = clip.ClipLearner(config)
+    tasks: dict[str, Any] = {
+        "clip": (clip.ClipLearner, clip.export),
+        "captions": (captions.CaptionLearner, captions.export),
+    }
+    learn, export = tasks[config.task]
+    learner = learn(config)
     loop.train(learner, folder, steps=config.steps, checkpoint_every=config.checkpoint_every, resume=resume, quiet=quiet)
-    card = clip.export(learner, folder)
+    card = export(learner, folder)
     if not quiet:
-        for name, measured in card["accuracy"].items():
-            print(f"{name:13} acc1 {measured['acc1']:.4f} +- {measured['stderr']:.4f}  (n={measured['n']})")
+        for split, measured in card["accuracy"].items():
+            print(split, *(f"{name} {value}" for name, value in measured.items()))
         print(f"weights, card and losses in {folder}")
     return folder

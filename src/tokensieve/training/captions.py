@@ -23,6 +23,7 @@ from tokensieve.config import CaptionTraining
 from tokensieve.data import scenes
 from tokensieve.data.embedded import EmbeddedCaptions, as_batch
 from tokensieve.errors import UserError
+from tokensieve.generation import Words, write
 from tokensieve.training.clip import thinned
 from tokensieve.training.loop import LOG
 from tokensieve.training.muon import Muon
@@ -40,13 +41,17 @@ class Pictures:
         self.mean, self.std = (torch.tensor(preprocess[key]).view(3, 1, 1) * 255 for key in ("mean", "std"))
         self.known: dict[int, tuple[Tensor, Tensor, list[str]]] = {}
 
+    def pixels(self, shown: list[scenes.Scene]) -> Tensor:
+        """The scenes as the tower takes them.  (B, 3, h, w)"""
+        images = torch.from_numpy(as_batch([scenes.render(scene) for scene in shown])).float()
+        return (images - self.mean) / self.std
+
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, list[str]]:
         """latent (E), tokens (N, D) and the captions of one picture."""
         if index not in self.known:
             scene = self.data.scene(index)
-            pixels = torch.from_numpy(as_batch([scenes.render(scene)])).float()
-            with torch.inference_mode():
-                latent, tokens = self.visual((pixels - self.mean) / self.std)
+            with torch.no_grad():
+                latent, tokens = self.visual(self.pixels([scene]))
             self.known[index] = (F.normalize(latent[0], dim=-1), tokens[0].half(), scenes.captions(scene))
         return self.known[index]
 
@@ -161,3 +166,74 @@ def _optimizers(model: nn.Module, config: CaptionTraining) -> tuple[Muon, torch.
             others.append(parameter)
     groups = [{"params": others, "weight_decay": how.weight_decay}, {"params": gains, "weight_decay": 0.0}]
     return Muon(matrices, lr=how.lr, weight_decay=how.weight_decay), torch.optim.AdamW(groups, lr=how.lr, betas=(0.9, 0.98))
+
+
+# ------------------------------------------------------------------------------------------------------ after the last step
+
+
+@torch.inference_mode()
+def quality(model: Any, words: Words, split: str) -> dict[str, float]:
+    """How many captions are one of the references word for word, and how many objects and places are told right.
+
+    An object counts as right if the caption names its colour and shape together; a place if what the caption says of two
+    objects of the picture is true. Both are shares of all that the pictures show (places: as seen from one object).
+    """
+    data = EmbeddedCaptions(split)
+    pictures = Pictures(model.visual, data)
+    exact, objects, places, shown, related = [], 0, 0, 0, 0
+    for start in range(0, len(data), 50):
+        chunk = [data.scene(i) for i in range(start, min(start + 50, len(data)))]
+        pixels = pictures.pixels(chunk)
+        for scene, ids in zip(chunk, write(model, pixels, words), strict=True):
+            told = words.text(ids)
+            exact.append(told in scenes.captions(scene))
+            named = [thing for thing in scene.objects if f"{scenes.name_of(thing.pair)} " in f"{told} "]
+            objects, shown, related = objects + len(named), shown + len(scene.objects), related + len(scene.objects) - 1
+            first = [thing for thing in named if told.startswith(f"a {scenes.name_of(thing.pair)} ")]
+            for one in first:
+                around = [(other, f"{scenes.relation(one, other)} a {scenes.name_of(other.pair)} ") for other in named]
+                places += sum(true in f"{told} " for other, true in around if other is not one)
+    p = sum(exact) / len(exact)
+    return {
+        "exact": round(p, 4),
+        "stderr": round(math.sqrt(p * (1 - p) / len(exact)), 4),
+        "objects": round(objects / shown, 4),
+        "places": round(places / related, 4),
+        "n": len(exact),
+    }
+
+
+def export(learner: CaptionLearner, run: Path) -> dict[str, Any]:
+    """Write what ships, weights (float16) and card, and the loss curve as a table. Returns the card."""
+    config, model = learner.config, learner.model
+    weights = {name: value.half().contiguous() for name, value in model.state_dict().items()}
+    results.write_bytes(run / f"{embedded.CAPTIONER_PRETRAINED}.safetensors", safetensors.torch.save(weights))
+    model.load_state_dict(weights)  # what is measured is what ships
+    rows = [json.loads(row) for row in (run / LOG).read_text(encoding="utf-8").splitlines()]
+    curve = thinned(rows, every=max(1, len(rows) // 100))
+    table = [",".join(curve[0]), *(",".join(map(str, row.values())) for row in curve)]
+    results.write_text(run / "losses.csv", "\n".join(table) + "\n")
+    words = Words.of(learner.tokenizer)
+    measured = {split: quality(model.eval(), words, split) for split in ("val", "test")} if config.evaluate else {}
+    card = {
+        "model": config.model,
+        "weights": embedded.CAPTIONER_PRETRAINED,
+        "data": "tokensieve.data.scenes with several objects, captions seen from each of them; 68 pairs of colour and shape",
+        "objective": "the next word of a caption, and InfoNCE between captions and pictures; the vision tower is frozen",
+        "tokens": "the decoder sees all 196 patches; nothing in training knows of token reduction",
+        "begins_with": config.start,
+        "recipe": json.loads(config.model_dump_json(exclude={"output"})),
+        "seed": config.seed,
+        "steps": config.steps,
+        "pictures": config.pictures,
+        "seconds": round(learner.seconds),
+        "parameters": {
+            "vision": sum(p.numel() for p in model.visual.parameters()),
+            "all": sum(p.numel() for p in model.parameters()),
+        },
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "accuracy": measured,
+        "loss_curve": curve,
+    }
+    results.write_json(run / f"{embedded.CAPTIONER_PRETRAINED}.card.json", card)
+    return card
