@@ -32,7 +32,7 @@ class Scorer(nn.Module):
         self.summary = nn.Linear(width, HIDDEN, bias=False)
         self.cues = nn.Linear(2, HIDDEN, bias=False)
         self.mix = nn.Linear(2 * HIDDEN, HIDDEN)
-        self.out = nn.Linear(HIDDEN, 1)
+        self.out = nn.Linear(HIDDEN, 1, bias=False)  # all scores alike mean nothing
         self.exploration = 0.0  # scale of the noise on the ranking, in training only
 
     @full_precision
