@@ -1,0 +1,107 @@
+"""`tokensieve show`: pictures of what plans keep of images, as PNG files."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from tokensieve import pictures, results
+from tokensieve.data.embedded import EmbeddedScenes
+from tokensieve.device import find_device
+from tokensieve.errors import UserError
+from tokensieve.evaluate import S2_DEFAULT
+from tokensieve.geometry import find_frame
+from tokensieve.handle import PlanWarning, apply
+from tokensieve.models import features, load, open_tower
+from tokensieve.parts import Weights
+from tokensieve.pictures import Band
+from tokensieve.plan import Plan
+
+EMBEDDED = "embedded:"
+DEFAULT_OUTPUT = "tokensieve-show.png"
+MOST = 200  # images times plans of one picture: what draws it cannot make it higher than 65536 pixels
+
+
+def run(args: argparse.Namespace) -> list[Path]:
+    """Draw all images under all plans into one picture, or with {image} in --output into one for each; the files."""
+    plans = [Plan.parse(text) for text in (args.plan or S2_DEFAULT, *args.compare)]
+    originals = [read(text, number) for number, text in enumerate(args.images)]
+    sheets = _sheets(args.output or DEFAULT_OUTPUT, [name for name, _, _ in originals], str(plans[0]))
+    for path, numbers in sheets.items():
+        results.check_writable(path)
+        if len(numbers) * len(plans) > MOST:
+            rows = len(numbers) * len(plans)
+            raise UserError(
+                f"{rows} rows are too many for one picture: write --output '{{image}}.png' to get one for each image"
+            )
+    model, pretrained = load.pairs([args.model] if args.model else None, [args.pretrained] if args.pretrained else None, None)[
+        0
+    ]
+    loaded = load.load(model, pretrained, model_type=args.model_type, device=find_device(args.device))
+    bands = make_bands(loaded, plans, originals, seed=args.seed, weights=args.weights)
+    for path, numbers in sheets.items():
+        content = pictures.draw([band for number in numbers for band in bands[number]]).png()
+        if path.exists() and path.read_bytes() != content:
+            results.move_aside(path)
+        results.write_bytes(path, content)
+        print(path)
+    return list(sheets)
+
+
+def read(text: str, number: int) -> tuple[str, Image.Image, int]:
+    """(name, image, number within the run) of an argument: a file, or embedded:N, which has the number it has in `eval`."""
+    if not text.startswith(EMBEDDED):
+        return Path(text).name, pictures.as_image(text), number
+    scenes = EmbeddedScenes("test")
+    index = text.removeprefix(EMBEDDED)
+    if not (index.isascii() and index.isdigit() and int(index) < len(scenes)):
+        raise UserError(f"{text}: there are the scenes {EMBEDDED}0 to {EMBEDDED}{len(scenes) - 1}")
+    return text, scenes[int(index)][0], int(index)
+
+
+def _sheets(template: str, names: Sequence[str], plan: str) -> dict[Path, list[int]]:
+    """Which images, by their number, are drawn in which file."""
+    sheets: dict[Path, list[int]] = {}
+    for number, name in enumerate(names):
+        stem = Path(name).stem.replace(":", "-")
+        path = Path(results.fill(template, "--output", image=stem, plan=results.slug(plan)))
+        if path.suffix.lower() != ".png":
+            raise UserError(f"--output {template}: pictures are PNG files, so the name has to end in .png")
+        sheets.setdefault(path, []).append(number)
+    if "{image" in template and len(sheets) < len(names):
+        twice = next(path for path, numbers in sheets.items() if len(numbers) > 1)
+        raise UserError(f"--output {template!r} names {twice} for several images: leave {{image}} out or rename one of them")
+    return sheets
+
+
+def make_bands(
+    loaded: load.Loaded,
+    plans: Sequence[Plan],
+    originals: Sequence[tuple[str, Image.Image, int]],
+    *,
+    seed: int = 0,
+    weights: Weights = None,
+) -> list[list[Band]]:
+    """For every image a band for every plan."""
+    model: Any = loaded.model
+    device = next(model.parameters()).device
+    grid = open_tower(model).grid
+    frames = [find_frame(loaded.transform, image.size) for _, image, _ in originals]
+    batch = torch.stack([loaded.transform(image) for _, image, _ in originals]).to(device)
+    made: list[list[Band]] = [[] for _ in originals]
+    for plan in plans:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PlanWarning)  # its notes are in the picture
+            handle = apply(model, plan, seed=seed, weights=weights)
+        handle.samples = torch.tensor([number for _, _, number in originals])
+        with torch.no_grad(), handle:
+            features.encode_image(model, batch)
+        for place, ((name, image, _), frame) in enumerate(zip(originals, frames, strict=True)):
+            made[place].append(pictures.band(handle, image, place, frame=frame, grid=grid, name=name))
+    return made
