@@ -150,8 +150,8 @@ def test_bad_prompts_labels_and_features_are_named() -> None:
     with pytest.raises(UserError, match="may only hold"):
         ours.prompts("dog", ["a {name}"])
     with pytest.raises(UserError, match="a label is 3"):
-        ours.Score(3).add(torch.rand(2, 3), torch.tensor([0, 3]))
+        ours.record(torch.rand(2, 3), torch.tensor([0, 3]))
     with pytest.raises(UserError, match="5 labels an image, but 3"):
-        ours.Score(3).add(torch.rand(2, 3), torch.zeros(2, 5))
+        ours.record(torch.rand(2, 3), torch.zeros(2, 5))
     with pytest.raises(UserError, match="NaN"):
-        ours.Score(3).add(torch.full((2, 3), math.nan), torch.tensor([0, 1]))
+        ours.record(torch.full((2, 3), math.nan), torch.tensor([0, 1]))

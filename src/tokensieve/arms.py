@@ -83,10 +83,8 @@ class Arm:
 
         samples (B,): the numbers of the images; where each sample holds r images, their numbers are made from it.
         """
-        if self.handle is not None:
-            self.handle.samples = _numbers(samples, len(images))
-        run = self.encode if self.act is None else partial(self._with_plan, self.act)
-        made, seconds = timed(partial(run, images), images.device)
+        numbers = _numbers(samples, len(images))
+        made, seconds = timed(partial(self._with_plan, self.act or self._feature, images, numbers), images.device)
         self.times.append((len(images), seconds))
         return made
 
@@ -98,8 +96,9 @@ class Arm:
     def _feature(self, model: Any, images: Tensor) -> Tensor:
         return fused_feature(model, images, self.handle, fusion=self.fusion.kind, weight=self.fusion.weight)
 
-    def _with_plan(self, act: Callable[[Any, Tensor], Any], images: Tensor) -> Any:
+    def _with_plan(self, act: Callable[[Any, Tensor], Any], images: Tensor, samples: Tensor | None = None) -> Any:
         if self.handle is not None:
+            self.handle.samples = samples
             self.handle.attach()
         try:
             with self.precision():

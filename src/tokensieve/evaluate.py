@@ -53,21 +53,20 @@ DEFAULT_FOLDER = "results"
 S1_FLAGS = {"token_selection_k": "k", "token_selection_m": "m", "token_selection_alpha": "alpha"}  # flag: its argument
 S2_FLAGS = {flag: flag for flag in ("k_anchors", "top_m", "alpha", "prune_layer")}
 FULL_SHARE = 0.05  # of the plans' time may go into timing the unreduced model, after one batch, where it is not a plan
-# Flags that one task alone looks at, with their defaults.
-TASK_FLAGS: dict[str, dict[str, Any]] = {
-    "zeroshot_retrieval": {"recall_k": [5]},
-    LINEAR_PROBE: {
-        "train_split": ["train"],
-        "val_split": None,
-        "val_proportion": None,
-        "fewshot_k": -1,
-        "fewshot_epochs": 10,
-        "fewshot_lr": 0.1,
-        "normalize": True,
-        "feature_root": "features",
-        "skip_load": False,
-    },
-    CLASSIFICATION: {"save_clf": None, "load_clfs": []},
+# Flags that some tasks alone look at: which, and the default.
+TASK_FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
+    "recall_k": (("zeroshot_retrieval",), [5]),
+    "annotation_file": (("zeroshot_retrieval", "image_caption_selection", "captioning"), ""),
+    "train_split": ((LINEAR_PROBE,), ["train"]),
+    "val_split": ((LINEAR_PROBE,), None),
+    "val_proportion": ((LINEAR_PROBE,), None),
+    "fewshot_k": ((LINEAR_PROBE,), -1),
+    "fewshot_epochs": ((LINEAR_PROBE,), 10),
+    "fewshot_lr": ((LINEAR_PROBE,), 0.1),
+    "normalize": ((LINEAR_PROBE,), True),
+    "feature_root": ((LINEAR_PROBE,), "features"),
+    "save_clf": ((CLASSIFICATION,), None),
+    "load_clfs": ((CLASSIFICATION,), []),
 }
 
 
@@ -233,10 +232,9 @@ def _names(model: str, pretrained: str, dataset: str, language: str, task: str) 
 
 
 def _mention_idle_flags(args: argparse.Namespace, tasks: set[str], say: Speaker) -> None:
-    for task, flags in TASK_FLAGS.items():
-        for flag, default in flags.items():
-            if task not in tasks and getattr(args, flag) != default:
-                say(f"--{flag} has no effect on {', '.join(sorted(tasks))}")
+    for flag, (users, default) in TASK_FLAGS.items():
+        if not tasks.intersection(users) and getattr(args, flag) != default:
+            say(f"--{flag} has no effect on {', '.join(sorted(tasks))}")
 
 
 class Speaker:
