@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
 from tokensieve.device import find_device, timed
@@ -24,7 +24,11 @@ from tokensieve.flops import gflops
 from tokensieve.handle import Handle, PlanWarning, apply
 from tokensieve.methods import describe
 from tokensieve.models import open_tower
+from tokensieve.models.features import encode_image
+from tokensieve.parts import Weights
 from tokensieve.plan import Budget, Plan, Step, Where
+
+BASE = {"open_clip": "ViT-B-16", "hf": "clip-vit-base-patch16", "timm": "vit_base_patch16_224"}
 
 
 def first(view: View, keep: int) -> Reduction:
@@ -41,7 +45,7 @@ def oracle(handle: Handle) -> Plan:
 
 
 def run(
-    model: str = "ViT-B-16",
+    model: str | None = None,
     pretrained: str = "",
     plans: list[str] | None = None,
     batch_sizes: list[int] | None = None,
@@ -50,8 +54,13 @@ def run(
     output: str | None = None,
     quiet: bool = False,
     image_size: int | None = None,
+    model_type: str = "open_clip",
+    weights: Weights = None,
 ) -> list[dict[str, Any]]:
-    """Measures every plan at every batch size; prints a table, writes JSON to output, returns the rows."""
+    """Measures every plan at every batch size; prints a table, writes JSON to output, returns the rows.
+
+    model: by default the ViT-B/16 of its type; weights: of methods that are trained, as in apply.
+    """
     from tokensieve import results
     from tokensieve.models import load
 
@@ -59,14 +68,15 @@ def run(
     if output is not None:
         results.check_writable(Path(output))
     place = find_device(device)
-    clip = load.architecture(model, pretrained, image_size).to(place).eval()
-    open_tower(clip)  # what cannot be cut says so here
-    height, width = clip.visual.image_size
+    model = model or BASE.get(model_type, "")
+    net = load.architecture(model, pretrained, image_size, model_type).to(place).eval()
+    height, width = open_tower(net).image_size  # what cannot be cut says so here
     rows = []
     for batch_size in batch_sizes or [16]:
         images = torch.randn(batch_size, 3, height, width, generator=torch.Generator().manual_seed(0)).to(place)
-        for row in measure(clip, images, parsed, repeats, quiet):
-            rows.append({"model": model, "pretrained": pretrained or None, "device": str(place)} | row)
+        for row in measure(net, images, parsed, repeats, quiet, weights):
+            about = {"model": model, "model_type": model_type, "pretrained": pretrained or None, "device": str(place)}
+            rows.append(about | row)
     if output is not None:
         if Path(output).exists():
             results.move_aside(Path(output))
@@ -76,7 +86,9 @@ def run(
     return rows
 
 
-def measure(clip: Any, images: Tensor, plans: list[Plan], repeats: int, quiet: bool = True) -> list[dict[str, Any]]:
+def measure(
+    net: nn.Module, images: Tensor, plans: list[Plan], repeats: int, quiet: bool = True, weights: Weights = None
+) -> list[dict[str, Any]]:
     """One row a plan for this batch of images (B, 3, h, w)."""
     from tqdm import trange
 
@@ -84,16 +96,16 @@ def measure(clip: Any, images: Tensor, plans: list[Plan], repeats: int, quiet: b
         def call() -> Any:
             with torch.no_grad():
                 if handle is None:
-                    return clip.encode_image(images)
+                    return encode_image(net, images)
                 with handle:
-                    return clip.encode_image(images)
+                    return encode_image(net, images)
 
         return call
 
-    handles = [_fresh(clip, plan) for plan in plans]
+    handles = [_fresh(net, plan, weights) for plan in plans]
     for handle in handles:
         encode(handle)()
-    oracles = [_fresh(clip, oracle(handle)) for handle in handles]
+    oracles = [_fresh(net, oracle(handle)) for handle in handles]
     calls = [encode(handle) for handle in (None, *handles, *oracles)]
     for call in calls:  # warm-up
         call()
@@ -101,13 +113,13 @@ def measure(clip: Any, images: Tensor, plans: list[Plan], repeats: int, quiet: b
     for turn in trange(repeats, desc=f"batch {len(images)}", unit="round", disable=quiet, leave=False):
         for number in [(turn + i) % len(calls) for i in range(len(calls))]:
             seconds[number].append(timed(calls[number], images.device)[1])
-    peaks = [peak_memory(call, images.device) for call in [calls[0], *(encode(_fresh(clip, plan)) for plan in plans)]]
+    peaks = [peak_memory(call, images.device) for call in [calls[0], *(encode(_fresh(net, plan, weights)) for plan in plans)]]
     full, reduced, ideal_times = seconds[0], seconds[1 : 1 + len(plans)], seconds[1 + len(plans) :]
-    cost_full = gflops(lambda: clip.encode_image(images[:1]))
+    cost_full = gflops(lambda: encode_image(net, images[:1]))
     rows = []
     for i, plan in enumerate(plans):
         with handles[i]:
-            cost = gflops(lambda: clip.encode_image(images[:1]))
+            cost = gflops(lambda: encode_image(net, images[:1]))
         rows.append(
             {
                 "plan": str(plan),
@@ -130,11 +142,11 @@ def measure(clip: Any, images: Tensor, plans: list[Plan], repeats: int, quiet: b
     return rows
 
 
-def _fresh(clip: Any, plan: Plan) -> Handle:
+def _fresh(net: nn.Module, plan: Plan, weights: Weights = None) -> Handle:
     """A handle that holds nothing of earlier batches, off the model; its notes are in the rows, so it says nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
-        with apply(clip, plan) as handle:
+        with apply(net, plan, weights=weights) as handle:
             return handle
 
 
