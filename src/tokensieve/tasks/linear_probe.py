@@ -1,0 +1,334 @@
+"""Linear probe: a linear layer learns the labels from the frozen features of a training split, and is scored on the test split.
+
+The layer, its training (AdamW, cosine from --fewshot_lr to 0, --fewshot_epochs epochs, minibatches of --batch_size) and the
+search for a weight decay where there are validation data are clip_benchmark 1.6.2's, on any device, and so are the numbers.
+
+Random draws. clip_benchmark seeds torch's generator when a run begins, and again before each training of a layer. From the
+first seeding come, in this order: the parts of --val_proportion (a permutation), one number for each pass over images (a
+DataLoader draws it), and the order of the training features, of which few-shot takes the first k of each class. From the
+second: the layer's weight and bias, and for each epoch one number and the seed of its order. Here own generators make the same
+draws, so nothing else can shift them. Upstream's first state is also moved by what a model draws when it is built, and its
+second run, with cached features, makes no passes; ours is always that of a first run with a model that draws nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from tqdm import tqdm
+
+from tokensieve import results
+from tokensieve.data.sources import Source
+from tokensieve.errors import UserError
+from tokensieve.tasks import Encode, Record, Setup, Task
+from tokensieve.tasks.classification import mean_per_class_recall, share_stderr
+from tokensieve.tasks.feature_store import FeatureStore, Identity
+
+NAME = "linear_probe"
+WEIGHT_DECAYS = np.logspace(-6, 2, num=97).tolist()  # what the search may choose
+COARSE, FINE = 16, (8, 4, 2, 1)  # its steps: first every 16th of them, then to both sides of the best, ever nearer
+
+
+class Features(NamedTuple):
+    """What is kept of a batch."""
+
+    features: Tensor  # (B, E)
+    labels: Tensor  # (B,)
+
+
+class LinearProbeTask(Task):
+    """Accuracy of a linear layer on the features."""
+
+    name = NAME
+    metric = "lp_acc1"
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, args = setup, setup.args
+        if args.fewshot_k == 0:
+            raise UserError("--fewshot_k 0 leaves nothing to learn from: give 1 or more images a class, or -1 for all.")
+        if args.fewshot_epochs < 1 or not args.fewshot_lr > 0:
+            raise UserError(
+                f"--fewshot_epochs {args.fewshot_epochs} --fewshot_lr {args.fewshot_lr}: "
+                f"the epochs must be 1 or more, the learning rate above 0."
+            )
+        self.splits = {"train": args.train_split, "test": args.split}
+        if args.val_split is not None or args.val_proportion is not None:
+            self.splits = {"train": args.train_split, "val": args.val_split or args.train_split, "test": args.split}
+        self.kept = FeatureStore(args.feature_root, setup.model, setup.pretrained, setup.dataset, setup.say)
+        self.draws = torch.Generator().manual_seed(args.seed)
+        self.divided: int | None = None  # of how many images --val_proportion is taken
+        self.data = self._kept_data() if args.skip_load else self._read_data()
+
+    def _read_data(self) -> dict[str, Source]:
+        args = self.setup.args
+        data = {"train": self.setup.source(args.train_split)}
+        if args.val_split is not None:
+            data["val"] = self.setup.source(args.val_split)
+        elif args.val_proportion is not None:
+            self.divided = data["train"].size
+            data["train"], data["val"] = data["train"].divided(args.val_proportion, self.draws)
+        data["test"] = self.setup.source(args.split)
+        return data
+
+    def _kept_data(self) -> dict[str, Source]:
+        """With --skip_load: empty sources, which nobody reads, of the data that the kept features were made of."""
+        nothing: Any = TensorDataset(torch.empty(0))
+        known = self._known()
+        made_of = {split: self.kept.only("data", {**known, **self._place(split)}) for split in self.splits}
+        self.divided = self.kept.only("divided", {**known, **self._place("train")})
+        if self.divided is not None:
+            torch.randperm(self.divided, generator=self.draws)  # as when they were divided
+        return {split: Source(nothing, [], [], mark) for split, mark in made_of.items()}
+
+    def sources(self) -> dict[str, Source]:
+        return self.data
+
+    @property
+    def weights(self) -> str:
+        """The fingerprint of the weights that the features are of; with --skip_load, of those that are kept."""
+        if not self.setup.args.skip_load:
+            return self.setup.loaded.fingerprint
+        return str(self.kept.only("weights", self._known()))
+
+    def settings(self) -> dict[str, Any]:
+        args = self.setup.args
+        names = ("train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_epochs", "fewshot_lr", "normalize")
+        return {name: getattr(args, name) for name in names}
+
+    def batch(self, split: str, images: Tensor, targets: Any, encoders: Sequence[Encode]) -> list[Record]:
+        if not isinstance(targets, Tensor) or targets.dim() != 1:
+            raise UserError(f"{self.setup.dataset} has several labels an image: {NAME} needs one. Use zeroshot_classification.")
+        return [Features(self._features(encode, images), targets) for encode in encoders]
+
+    def _features(self, encode: Encode, images: Tensor) -> Tensor:
+        with torch.no_grad(), self.setup.precision():
+            features: Tensor = encode(images)
+            if self.setup.args.normalize:
+                features = F.normalize(features, dim=-1)
+            if not torch.is_autocast_enabled(images.device.type):
+                features = features.float()
+        if not torch.isfinite(features).all():
+            raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
+        return features.cpu()
+
+    # ------------------------------------------------------------------------------------------------------ kept features
+
+    def _known(self) -> Identity:
+        """What the features of every pass depend on, besides the weights."""
+        setup, args = self.setup, self.setup.args
+        with setup.precision():
+            amp = torch.is_autocast_enabled(setup.device.type)
+            dtype = torch.get_autocast_dtype(setup.device.type) if amp else torch.float32
+        return {
+            "model": setup.model,
+            "pretrained": setup.pretrained,
+            "model_type": args.model_type,
+            "dataset": setup.dataset,
+            "limit": args.limit,
+            "seed": args.seed,
+            "normalize": args.normalize,
+            "token_fusion": [args.token_fusion, args.token_fusion_weight],
+            "device": setup.device.type,
+            "amp": amp,
+            "dtype": str(dtype).removeprefix("torch."),
+            "batch_size": args.batch_size,  # the last digits depend on it
+            "code": results.code_version(),
+            "versions": results.versions(),
+        }
+
+    def _place(self, split: str) -> Identity:
+        """Which images a pass reads."""
+        proportion = self.setup.args.val_proportion
+        return {"split": self.splits[split], "part": None if split == "test" or proportion is None else [split, proportion]}
+
+    def _identity(self, plan: str, split: str) -> Identity:
+        """All that the features of a pass depend on."""
+        known = {**self._known(), **self._place(split), "plan": plan, "weights": self.weights}
+        source = self.data[split]
+        known |= {"data": source.fingerprint, "divided": self.divided if known["part"] else None}
+        if self.setup.args.skip_load:
+            known["workers"] = self.kept.only("workers", known)
+        else:  # they make the order of a stream
+            known["workers"] = source.workers(self.setup.args.num_workers) if source.size is None else None
+        return known
+
+    def stored(self, plan: str, split: str) -> list[Record] | None:
+        identity = self._identity(plan, split)
+        found = self.kept.find(identity)
+        if found is None:
+            if self.setup.args.skip_load:
+                raise UserError(f"--skip_load: {self.kept.path(identity)} is damaged. Run it once without --skip_load.")
+            return None
+        return [Features(found["features"], found["labels"])]
+
+    def store(self, plan: str, split: str, records: list[Record]) -> None:
+        whole = joined(records)
+        self.kept.keep(self._identity(plan, split), {"features": whole.features, "labels": whole.labels})
+
+    # ------------------------------------------------------------------------------------------------------------ numbers
+
+    def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        args = self.setup.args
+        with torch.inference_mode(False), torch.enable_grad():
+            passes = {split: joined(found) for split, found in records.items()}  # copies, which may be trained on
+            draws = self.draws.clone_state()
+            for _ in passes:
+                _draw(draws)
+            order = torch.randperm(len(passes["train"].labels), generator=draws)
+            train = _at(passes["train"], few_of_each(passes["train"].labels, order, args.fewshot_k))
+            classes = int(passes["train"].labels.max()) + 1
+            probe = Probe(
+                classes,
+                lr=args.fewshot_lr,
+                epochs=args.fewshot_epochs,
+                batch_size=args.batch_size,
+                seed=args.seed,
+                device=self.setup.device,
+                precision=self.setup.precision,
+                show=self.setup.show,
+            )
+            weight_decay = 0.0
+            if "val" in passes:
+                weight_decay = probe.best_weight_decay(train, passes["val"])
+                if args.fewshot_k < 0:  # few-shot means that no more images than those are learnt from
+                    train = joined([train, passes["val"]])
+            logits = probe.logits(probe.train(train, weight_decay), passes["test"].features)
+        return {
+            **scores(logits, passes["test"].labels),
+            "weight_decay": weight_decay,
+            "epochs": args.fewshot_epochs,
+            "seed": args.seed,
+            "fewshot_k": args.fewshot_k,
+            "normalized": args.normalize,
+        }
+
+
+def joined(records: Sequence[Features]) -> Features:
+    """The records of a pass as one."""
+    return Features(torch.cat([record.features for record in records]), torch.cat([record.labels for record in records]))
+
+
+def _at(data: Features, indices: Tensor) -> Features:
+    return Features(data.features[indices], data.labels[indices])
+
+
+def _draw(generator: torch.Generator) -> int:
+    """One number of 63 bits, as a DataLoader or its sampler draws one."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+
+
+def few_of_each(labels: Tensor, order: Tensor, k: int) -> Tensor:
+    """The first k of every class in that order, or all if k is negative; a UserError if a class has fewer.  (n,)"""
+    if int(labels.min()) < 0:
+        raise UserError(f"a label is {int(labels.min())}: labels are numbers from 0.")
+    if k < 0:
+        return order
+    counts = torch.bincount(labels)
+    short = ((counts > 0) & (counts < k)).nonzero().flatten().tolist()
+    if short:
+        least = int(counts[counts > 0].min())
+        raise UserError(
+            f"--fewshot_k {k}: {len(short)} classes have fewer training images, class {short[0]} has {int(counts[short[0]])}. "
+            f"Give --fewshot_k {least} or less, or -1 for all images."
+        )
+    permuted = labels[order]
+    by_class = permuted.argsort(stable=True)  # places in the order, class after class
+    rank = torch.empty_like(by_class)
+    rank[by_class] = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[permuted[by_class]]  # the how-manieth of its class
+    return order[rank < k]
+
+
+@dataclass
+class Probe:
+    """How a layer is trained."""
+
+    classes: int
+    lr: float
+    epochs: int
+    batch_size: int
+    seed: int
+    device: torch.device
+    precision: Callable[[], AbstractContextManager[Any]]
+    show: bool = False
+
+    def train(self, data: Features, weight_decay: float, title: str = "linear probe") -> nn.Linear:
+        """A layer that has learnt these labels; the same for the same seed, whatever was drawn before."""
+        draws = torch.Generator().manual_seed(self.seed)
+        layer = _new_layer(data.features.shape[1], self.classes, draws).to(self.device)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=self.lr, weight_decay=weight_decay)
+        steps = self.epochs * -(-len(data.labels) // self.batch_size)
+        step = 0
+        with tqdm(total=steps, desc=title, unit="step", leave=False, disable=not self.show) as progress:
+            for _ in range(self.epochs):
+                _draw(draws)
+                order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(_draw(draws)))
+                for chosen in order.split(self.batch_size):
+                    for group in optimizer.param_groups:
+                        group["lr"] = 0.5 * (1 + np.cos(np.pi * step / steps)) * self.lr
+                    features, labels = (part.to(self.device, non_blocking=True) for part in _at(data, chosen))
+                    optimizer.zero_grad()
+                    with self.precision():
+                        loss = F.cross_entropy(layer(features), labels)
+                    loss.backward()
+                    optimizer.step()
+                    step += 1
+                    progress.update()
+        return layer
+
+    def logits(self, layer: nn.Linear, features: Tensor) -> Tensor:
+        """What the layer says, on the CPU.  (n, C)"""
+        with torch.no_grad(), self.precision():
+            return torch.cat([layer(part.to(self.device)).cpu() for part in features.split(self.batch_size)]).float()
+
+    def best_weight_decay(self, train: Features, val: Features) -> float:
+        """The weight decay of the best accuracy on `val`, by a coarse search and finer ones around its best."""
+
+        @cache  # the same training would give the same number
+        def accuracy(place: int) -> float:
+            layer = self.train(train, WEIGHT_DECAYS[place], f"weight decay {WEIGHT_DECAYS[place]:.2g}")
+            return int((self.logits(layer, val.features).argmax(1) == val.labels).sum()) / len(val.labels)
+
+        def best(places: Sequence[int]) -> int:
+            """The first of the best; the least weight decay of all if none is ever right."""
+            chosen = max(places, key=accuracy)
+            return chosen if accuracy(chosen) > 0 else 0
+
+        peak = best(range(0, len(WEIGHT_DECAYS), COARSE))
+        for span in FINE:
+            peak = best([max(peak - span, 0), peak, min(peak + span, len(WEIGHT_DECAYS) - 1)])
+        return float(WEIGHT_DECAYS[peak])
+
+
+def _new_layer(width: int, classes: int, draws: torch.Generator) -> nn.Linear:
+    """A layer initialised as torch does it, by this generator."""
+    layer = nn.utils.skip_init(nn.Linear, width, classes)
+    assert isinstance(layer, nn.Linear)
+    nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=draws)
+    nn.init.uniform_(layer.bias, -1 / math.sqrt(width), 1 / math.sqrt(width), generator=draws)
+    return layer
+
+
+def scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """The numbers by clip_benchmark's names, each with its standard error; logits (n,C), labels (n,)."""
+    hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]  # (n, 5)
+    acc1 = int(hits[:, 0].sum()) / len(labels)
+    acc5 = int(hits.sum()) / len(labels) if int(labels.max()) >= 5 else math.nan  # with up to 5 classes it says nothing
+    recall, recall_stderr = mean_per_class_recall(logits.argmax(1), labels)
+    return {
+        "lp_acc1": acc1,
+        "lp_acc5": acc5,
+        "lp_mean_per_class_recall": recall,
+        "lp_acc1_stderr": share_stderr(acc1, len(labels)),
+        "lp_acc5_stderr": share_stderr(acc5, len(labels)),
+        "lp_mean_per_class_recall_stderr": recall_stderr,
+    }
