@@ -328,7 +328,9 @@ def explained(model: str, pretrained: str) -> Iterator[None]:
         raise
     except ImportError as error:
         text = " ".join(str(error).split())
-        raise UserError(f"{model} needs a package that is not installed: {text[:200]}") from error
+        named = [package for package in ("sentencepiece", "protobuf", "tiktoken") if package in text.lower()]
+        hint = f"type pip install {named[0]}" if named else text[:200]
+        raise UserError(f"{model} needs a package that is not installed: {hint}") from error
     except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
         text = " ".join(str(error).split())
         raise UserError(
@@ -336,11 +338,16 @@ def explained(model: str, pretrained: str) -> Iterator[None]:
         ) from error
     except (RuntimeError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         text = " ".join(str(error).split())
+        if isinstance(error.__cause__, pickle.UnpicklingError):
+            raise UserError(
+                f"{pretrained or model} is damaged, or more than tensors (which could run code): {text[:200]}"
+            ) from error
         if "loading state_dict" in text or isinstance(error, (LookupError, TypeError, AttributeError, StopIteration)):
             raise UserError(f"the weights {pretrained or 'there'} do not fit {model}: {text[:200]}") from error
         from huggingface_hub import constants
 
-        offline = f" ({_hub_host()} cannot be reached)" if constants.HF_HUB_OFFLINE else ""
+        here = os.path.isdir(model) or os.path.isfile(pretrained)
+        offline = f" ({_hub_host()} cannot be reached)" if constants.HF_HUB_OFFLINE and not here else ""
         weights = f" with weights {pretrained!r}" if pretrained else ""
         raise UserError(f"cannot load {model}{weights}{offline}: {text[:200]}") from error
 

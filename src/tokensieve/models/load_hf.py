@@ -1,7 +1,7 @@
 """Hugging Face models with what belongs to them, from a folder or the Hub; no code of theirs is run (no trust_remote_code).
 
 CLIP-like models (CLIP, SigLIP, SigLIP2 and others with an image and a text tower) and bare vision models (DINOv2, DINOv3,
-ViT: for linear probes). Weights are float32. Images go through the model's own processor, the one on Pillow where there are several.
+ViT: for linear probes). Weights are float32. Images go through the model's own processor, on Pillow where there is such a one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, int]]] = {  # well-known vision to
     "vit-base-patch16-224": ("ViTModel", {"patch_size": 16, "image_size": 224}),
     "vit-large-patch16-224": ("ViTModel", LARGE | {"intermediate_size": 4096, "patch_size": 16, "image_size": 224}),
 }
-UNPOOLED = ("vit", "deit")  # their pooler is not trained in most checkpoints and not part of our feature
 
 
 def check(model: str, pretrained: str) -> None:
@@ -73,7 +72,7 @@ def architecture(model: str, pretrained: str = "", image_size: int | None = None
                 f"--pretrained {pretrained}: {model} has random weights here; for trained ones give a folder or an id"
             )
         kind = getattr(transformers, name)
-        return kind(kind.config_class(**options | size))
+        return kind(kind.config_class(**options | size), **_unpooled(kind.config_class.model_type))
     if not os.path.isdir(model) and "/" not in model:
         known = ", ".join(ARCHITECTURES)
         raise UserError(f"--model {model} is no folder, no Hub id and none of {known}.{did_you_mean(model, ARCHITECTURES)}")
@@ -87,7 +86,7 @@ def architecture(model: str, pretrained: str = "", image_size: int | None = None
         vision.image_size = image_size
         if config.model_type.startswith("siglip2"):
             vision.num_patches = (image_size // vision.patch_size) ** 2
-        return transformers.AutoModel.from_config(config, dtype=torch.float32)
+        return transformers.AutoModel.from_config(config, dtype=torch.float32, **_unpooled(config.model_type))
 
 
 def _where(model: str, pretrained: str, cache_dir: str | None) -> dict[str, Any]:
@@ -116,10 +115,15 @@ def _config(model: str, where: dict[str, Any]) -> Any:
     return config
 
 
+def _unpooled(model_type: str) -> dict[str, bool]:
+    """ViT's pooler is not trained in most checkpoints, and not part of its feature."""
+    return {"add_pooling_layer": False} if model_type in ("vit", "deit") else {}
+
+
 def _build(model: str, config: Any, where: dict[str, Any]) -> Any:
     from transformers import AutoModel
 
-    options = {"add_pooling_layer": False} if config.model_type in UNPOOLED else {}
+    options = _unpooled(config.model_type)
     built, told = AutoModel.from_pretrained(
         model, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **where, **options
     )
@@ -167,6 +171,11 @@ def _tokenizer(model: str, config: Any, where: dict[str, Any]) -> Callable[[list
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, **where)
+    if 2 * len(tokenizer) < config.text_config.vocab_size:  # without its files, transformers makes an empty one
+        raise UserError(
+            f"the tokenizer of {model} knows {len(tokenizer)} of {config.text_config.vocab_size} tokens: "
+            "its files (tokenizer.json, or vocab.json and merges.txt) are missing."
+        )
     longest = min(config.text_config.max_position_embeddings, tokenizer.model_max_length)
     siglip = config.model_type.startswith("siglip")
 
