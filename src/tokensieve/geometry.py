@@ -95,7 +95,5 @@ def _edges(values: Callable[[np.ndarray], np.ndarray], seen: np.ndarray, length:
         return whole
     slope, start = np.polyfit(places[straight] + 0.5, came_from[straight], 1)
     if np.abs(start + slope * (places[straight] + 0.5) - came_from[straight]).max() > AMISS * (high - low):
-        raise UserError(
-            "the transform does more than resizing, cropping and padding, so its patches have no place in the image"
-        )
-    return start, start + slope * extent
+        raise UserError("the transform does more than resize, crop and pad, so its patches have no place in the image")
+    return float(start), float(start + slope * extent)

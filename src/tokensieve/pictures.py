@@ -41,6 +41,7 @@ TINTS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC7
 HEAT = "viridis"
 SHARPEST = 1400  # pixels on a side beyond which no picture gets sharper
 DPI = 120
+HIGHEST = 2**16 - 1  # pixels, the most that the drawing library can do
 
 
 # ------------------------------------------------------------------------------------------------------------- what was done
@@ -302,6 +303,10 @@ def draw(bands: Sequence[Band]) -> Picture:
     width = max(6.0, GAP + max(sum(block.wide() for block in row) for row in rows))
     heights = [_height(row) for row in rows]
     height = 0.1 + sum(heights) + 0.36
+    if height * DPI > HIGHEST:
+        raise UserError(
+            "these are too many images and plans for one picture; with --output '{image}.png' each image gets its own"
+        )
     sheet = Picture(figsize=(width, height), dpi=DPI, facecolor=STYLE["paper"])
 
     def axes(left: float, top: float, wide: float, high: float) -> Any:

@@ -25,7 +25,6 @@ from tokensieve.plan import Plan
 
 EMBEDDED = "embedded:"
 DEFAULT_OUTPUT = "tokensieve-show.png"
-MOST = 200  # images times plans of one picture: what draws it cannot make it higher than 65536 pixels
 
 
 def run(args: argparse.Namespace) -> list[Path]:
@@ -33,20 +32,15 @@ def run(args: argparse.Namespace) -> list[Path]:
     plans = [Plan.parse(text) for text in (args.plan or S2_DEFAULT, *args.compare)]
     originals = [read(text, number) for number, text in enumerate(args.images)]
     sheets = _sheets(args.output or DEFAULT_OUTPUT, [name for name, _, _ in originals], str(plans[0]))
-    for path, numbers in sheets.items():
+    for path in sheets:
         results.check_writable(path)
-        if len(numbers) * len(plans) > MOST:
-            rows = len(numbers) * len(plans)
-            raise UserError(
-                f"{rows} rows are too many for one picture: write --output '{{image}}.png' to get one for each image"
-            )
-    model, pretrained = load.pairs([args.model] if args.model else None, [args.pretrained] if args.pretrained else None, None)[
-        0
-    ]
+    named, weighted = ([name] if name else None for name in (args.model, args.pretrained))
+    model, pretrained = load.pairs(named, weighted, None, args.model_type)[0]
     loaded = load.load(model, pretrained, model_type=args.model_type, device=find_device(args.device))
     bands = make_bands(loaded, plans, originals, seed=args.seed, weights=args.weights)
-    for path, numbers in sheets.items():
-        content = pictures.draw([band for number in numbers for band in bands[number]]).png()
+    drawn = {path: pictures.draw([band for number in numbers for band in bands[number]]) for path, numbers in sheets.items()}
+    for path, sheet in drawn.items():
+        content = sheet.png()
         if path.exists() and path.read_bytes() != content:
             results.move_aside(path)
         results.write_bytes(path, content)
