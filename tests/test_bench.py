@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import tokensieve
+from tests import hf_models
 from tokensieve import UserError, bench
 from tokensieve.flops import gflops
+from tokensieve.methods import get_method
 
 
 def test_oracle_cuts_at_the_same_places_to_the_same_numbers(tiny_clip):
@@ -43,6 +45,23 @@ def test_bench_measures_and_writes(tiny_clip, tmp_path, capsys):
     assert json.loads(output.read_text())["rows"] == rows
     table = capsys.readouterr().out
     assert "interleaved" in table and "anchor@1" in table and f"{rows[0]['realized']:.3f}" in table
+
+
+def test_bench_measures_models_of_every_type(tmp_path):
+    plans = ["anchor@1(k=1,m=3)", "anchor@1:4(k=1,rest=merge)"]
+    for model_type, model in (("hf", hf_models.save("clip", tmp_path)), ("timm", "test_vit")):
+        rows = bench.run(model, "", plans, [2], repeats=1, device="cpu", quiet=True, model_type=model_type)
+        assert [row["plan"] for row in rows] == plans and all(row["model_type"] == model_type for row in rows)
+        assert all(row["layers"][0]["tokens_out"] == 4 and row["gflops"] < row["gflops_full"] for row in rows)
+    with pytest.raises(UserError, match="ResNet"):
+        bench.run("resnet10t", "", plans, [1], repeats=1, device="cpu", model_type="timm")
+
+
+def test_weights_of_trained_methods_go_to_the_plans_that_use_them(tiny_clip):
+    part = get_method("learned").part(32)
+    plans = ["learned@1:4", "anchor@1(k=1,m=3)"]
+    rows = bench.run(tiny_clip.name, "", plans, [1], repeats=1, device="cpu", quiet=True, weights={"learned": part})
+    assert [row["layers"][0]["tokens_out"] for row in rows] == [4, 4]
 
 
 def test_bench_refuses_a_bad_plan_before_it_measures(tiny_clip):
