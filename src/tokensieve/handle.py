@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,15 @@ from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
-from tokensieve.models import Block, Tower, Undo, open_tower
+from tokensieve.models import Block, Layout, Tower, Undo, open_tower
 from tokensieve.parts import Weights, load_parts
 from tokensieve.patching import Patch, replace
 from tokensieve.plan import Plan, Step
 from tokensieve.rest import settle
 from tokensieve.scoring import Attention
+
+if TYPE_CHECKING:
+    from tokensieve.pictures import Picture
 
 
 class PlanWarning(UserWarning):
@@ -55,11 +58,13 @@ class Pass:
     """What one forward pass has done so far."""
 
     samples: Tensor  # (B,)
+    grid: tuple[int, int] | None  # (h, w) of this batch; None: its images have different ones
     whole: bool  # every patch of the raster arrived: no patch dropout
     sizes: Tensor | None = None  # (B, N now)
     bias: Tensor | None = None  # (B, 1, 1, P + N now), log of the sizes
     attention: Attention | None = None  # of the block that runs now, where it was opened
     since: Tensor | None = None  # (B, N now), which of the attention's patches are still there, None: all
+    at: Tensor | None = None  # (B, N now), which of the patches that arrived at block 1 stand here, None: all
     ledger: list[Row] = field(default_factory=list)
     stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that cut something
 
@@ -89,6 +94,7 @@ class Handle:
         self._undo: list[Undo] = []
         self._seen = 0  # images so far, so that random choices do not depend on batches
         self._pass: Pass | None = None
+        self._layout: Layout | None = None  # of the batch under way
         self._tower: Tower | None = None
         self._cuts: list[Cut] = []
         if not plan.is_identity:
@@ -105,14 +111,15 @@ class Handle:
             return self
         if any(isinstance(block.module.__dict__.get("forward"), Patch) for block in self._tower.blocks):
             raise UserError("another plan is on this model already; remove() its handle first")
+        if any(_makes_sizes(cut.step) for cut in self._cuts):
+            self._undo += self._tower.weigh_pooling(lambda: self._pass.sizes if self._pass else None)
+        self._undo += self._tower.watch(self._told)
         sizes_flow = False
         for number, block in enumerate(self._tower.blocks, start=1):
             cuts = [cut for cut in self._cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
-            if number == 1 or cuts or sizes_flow:
+            if number == 1 or cuts or sizes_flow or self._tower.per_token:
                 self._undo.append(replace(block.module, "forward", self._forward(block, number, cuts)))
             sizes_flow = sizes_flow or any(_makes_sizes(cut.step) for cut in cuts)
-        if sizes_flow:
-            self._undo += self._tower.weigh_pooling(lambda: self._pass.sizes if self._pass else None)
         return self
 
     def remove(self) -> None:
@@ -160,6 +167,19 @@ class Handle:
         total = self.reduction
         return None if total is None else total.groups
 
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """(h, w) of the last batch's patches, before any batch the configured one; None if there is none or not one for all."""
+        return self._pass.grid if self._pass else self._tower.grid if self._tower else None
+
+    def picture(
+        self, image: Any, batch_index: int = 0, transform: Callable[[Any], Any] | None = None, name: str = ""
+    ) -> Picture:
+        """What the plan did to an image of the last batch, as a matplotlib figure; see `pictures.picture`."""
+        from tokensieve import pictures
+
+        return pictures.picture(self, image, batch_index, transform, name)
+
     # --- inside the forward pass --------------------------------------------------------------------------------
 
     def _forward(self, block: Block, number: int, cuts: list[Cut]) -> Callable[..., Tensor]:
@@ -171,18 +191,19 @@ class Handle:
 
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             if number == 1 or self._pass is None:
-                self._pass = self._begin(x)
+                x, self._pass = self._begin(x)
             state = self._pass
             for cut in before:
                 x = self._cut(cut, x, state)
+            args, named = block.narrow(state.at, args, kwargs)
             if asked or state.bias is not None:
-                x, state.attention = block.attend(x, state.bias)
+                x, state.attention = block.attend(x, state.bias, *args, **named)
                 state.since = None
                 for cut in inside:
                     x = self._cut(cut, x, state)
                 x = block.feed(x)
             else:
-                x = stock(x, *args, **kwargs)
+                x = stock(x, *args, **named)
             for cut in after:
                 x = self._cut(cut, x, state)
             state.attention = None
@@ -190,15 +211,23 @@ class Handle:
 
         return forward
 
-    def _begin(self, x: Tensor) -> Pass:
+    def _told(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def _begin(self, x: Tensor) -> tuple[Tensor, Pass]:
+        """The tokens without padding, and a new pass for them."""
         assert self._tower is not None
         self._tower.check()
+        h, w = self._tower.grid
+        layout = self._layout or Layout((h, w), h * w)
+        if layout.padded:
+            x = x[:, : self._tower.prefix + layout.n]
         samples = self.samples
         if samples is None:
             first, self._seen = self._seen, self._seen + x.shape[0]
             samples = torch.arange(first, self._seen)
-        h, w = self._tower.grid
-        return Pass(samples=samples.to(x.device), whole=x.shape[1] - self._tower.prefix == h * w)
+        whole = x.shape[1] - self._tower.prefix == layout.n
+        return x, Pass(samples=samples.to(x.device), grid=layout.grid, whole=whole)
 
     def _cut(self, cut: Cut, x: Tensor, state: Pass) -> Tensor:
         """Lets the step's method decide at this point and carries the decision out: (B, P+N, D) -> (B, P+K, D)."""
@@ -218,7 +247,7 @@ class Handle:
             view = View(
                 tokens=tokens,
                 prefix=prefix,
-                grid=self._tower.grid if state.whole and not state.stages else None,
+                grid=state.grid if state.whole and not state.stages else None,
                 attention=state.seen() if "attention" in step.method.needs else None,
                 sizes=state.sizes,
                 samples=state.samples,
@@ -240,6 +269,7 @@ class Handle:
             state.sizes = reduction.carry_sizes(state.sizes)
             state.bias = None if state.sizes is None else F.pad(state.sizes.log(), (p, 0))[:, None, None]
             state.since = reduction.index if state.since is None else state.since.gather(1, reduction.index)
+            state.at = reduction.index if state.at is None else state.at.gather(1, reduction.index)
             return torch.cat([prefix, reduction.apply(tokens)], dim=1)
 
 
@@ -316,4 +346,4 @@ def foresee(cuts: list[Cut], tower: Tower) -> list[str]:
 
 
 def _makes_sizes(step: Step) -> bool:
-    return not step.method.selects or step.rest != "drop"
+    return not step.method.selects or step.rest != "drop" or step.method.part is not None  # a part's gate goes by sizes

@@ -11,7 +11,7 @@ _NOTHING = object()
 
 
 class Patch:
-    """A function in the place of a method of one object. A copy of the object would still work on the original, so it
+    """A function in the place of a method of one object, or a hook on it. A copy of the object would still work on the original, so it
     cannot be copied or pickled."""
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable
+from tokensieve.patching import Patch
 from tokensieve.scoring import Attention
 
 if TYPE_CHECKING:
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
 
 Sizes = Callable[[], Tensor | None]  # the (B, N) sizes of the pass under way, or None
 Undo = Callable[[], None]
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model hands its blocks besides the tokens
+
+KNOWN = (
+    "open_clip models with a VisionTransformer or a timm tower (CLIP, CoCa, SigLIP, EVA02); timm VisionTransformers (DeiT, "
+    "DINOv2, ...) and Eva; Hugging Face CLIP, SigLIP, SigLIP2, ViT, DeiT, DINOv2 and DINOv3"
+)
 
 
 class Block(Protocol):
@@ -23,17 +31,32 @@ class Block(Protocol):
 
     module: nn.Module  # the stock block; its own forward runs wherever nothing has to be opened
 
-    def look(self, x: Tensor, bias: Tensor | None = None) -> Attention:
-        """The block's attention on its input x (B, P+N, D), without running it."""
+    def narrow(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+        """What the model hands this block besides x, for the patches index (B, K) of those it was made for (None: all).
+
+        A UserError if it is something that cannot follow a cut.
+        """
         ...
 
-    def attend(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Attention]:
-        """x plus the attention branch; bias (B, 1, 1, P+N) is added to the logits of each key."""
+    def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
+        """x (B, P+N, D) plus the attention branch; bias (B, 1, 1, P+N) is added to the logits of each key.
+
+        args and kwargs: what narrow() gave.
+        """
         ...
 
     def feed(self, x: Tensor) -> Tensor:
         """x plus the MLP branch."""
         ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the patches of the batch under way lie."""
+
+    grid: tuple[int, int] | None  # (h, w); None: the images have different grids
+    n: int  # patches of each image
+    padded: bool = False  # what arrives after them is padding
 
 
 @dataclass
@@ -42,15 +65,17 @@ class Tower:
 
     family: str
     blocks: list[Block]
-    prefix: int  # tokens before the patches, never cut
+    prefix: int  # tokens before the patches (CLS, registers, distillation), never cut
     has_cls: bool  # the first prefix token is CLS
     grid: tuple[int, int]  # (h, w) of the patches of an image of the configured size
     image_size: tuple[int, int]  # (h, w) in pixels, as configured
-    pools_cls: bool  # the image feature is made of CLS alone
+    pools_cls: bool  # the image feature is made of prefix tokens alone
     check: Callable[[], None]  # raises UserError where the model is in a state in which it cannot be cut
+    watch: Callable[[Callable[[Layout], None]], list[Undo]]  # has each batch's layout told before its first block
     weigh_pooling: Callable[[Sizes], list[Undo]]  # makes the model's own pooling respect sizes; undone by the list
     project: Callable[[Tensor], Tensor]  # (B, N, D) -> (B, N, E): the image feature that each token alone would give
     pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where there is one
+    per_token: bool = False  # its blocks are handed something for each token (rotary angles), which has to follow the cuts
 
     @property
     def depth(self) -> int:
@@ -59,12 +84,29 @@ class Tower:
 
 def open_tower(model: nn.Module) -> Tower:
     """The vision tower of a model of any known family; Uncuttable, with the reason, where there is none."""
-    from tokensieve.models import open_clip
+    from tokensieve.models import hf, open_clip, timm
 
-    for family in (open_clip,):
+    for family in (open_clip, timm, hf):
         tower = family.open_tower(model)
         if tower is not None:
             return tower
-    raise Uncuttable(
-        f"{type(model).__name__} is of no family that can be cut; known: open_clip models with a VisionTransformer tower"
-    )
+    raise Uncuttable(f"{type(model).__name__} is of no family that can be cut; known are {KNOWN}")
+
+
+def watch_conv(conv: nn.Module, tell: Callable[[Layout], None]) -> list[Undo]:
+    """The layout of a batch as the convolution that makes its patches lays them out: (B, D, h, w)."""
+
+    def look(module: nn.Module, args: Any, out: Tensor) -> None:
+        h, w = out.shape[-2:]
+        tell(Layout((h, w), h * w))
+
+    return [conv.register_forward_hook(Patch(look)).remove]
+
+
+def pick(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table of rotary angles for the patches of each image.
+
+    table: (N, d), (H, N, d) or (B, H or 1, N, d); index: (B, K) -> (B, H or 1, K, d)
+    """
+    table = table.reshape((1,) * (4 - table.dim()) + table.shape)
+    return torch.take_along_dim(table, index[:, None, :, None], dim=2)

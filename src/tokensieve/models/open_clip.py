@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models import Sizes, Tower, Undo
+from tokensieve.models import Given, Sizes, Tower, Undo, timm, watch_conv
 from tokensieve.models.pooling import alone, bias_pooler, blank, weighted_mean
 from tokensieve.patching import replace
 from tokensieve.scoring import Attention, attend
@@ -32,7 +32,10 @@ class OpenBlock:
         q, k = self._normed(*self._heads(both, 2))
         return Attention(q, k, self.prefix, q.shape[-1] ** -0.5, bias)
 
-    def attend(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Attention]:
+    def narrow(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+        return args, kwargs  # its tower hands it nothing but tokens
+
+    def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
         attn = self.module.attn
         q, k, v = self._heads(F.linear(self.module.ln_1(x), attn.in_proj_weight, attn.in_proj_bias), 3)
         q, k = self._normed(q, k)
@@ -66,16 +69,16 @@ def open_tower(model: nn.Module) -> Tower | None:
     if "open_clip" not in sys.modules:  # then no model can be one of its
         return None
     from open_clip.model import CLIP, CustomTextCLIP
+    from open_clip.timm_model import TimmModel
     from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentionBlock, VisionTransformer
 
-    whole = isinstance(model, CLIP | CustomTextCLIP) or type(model).__module__.startswith("open_clip.")
     visual: Any = getattr(model, "visual", model)
+    if isinstance(visual, TimmModel):
+        return timm.open_wrapped(visual)
     if not isinstance(visual, VisionTransformer):
-        if not whole:
+        if not isinstance(model, CLIP | CustomTextCLIP) and not type(model).__module__.startswith("open_clip."):
             return None
-        raise Uncuttable(
-            f"its vision tower is a {type(visual).__name__}; only open_clip's own VisionTransformer can be cut so far"
-        )
+        raise Uncuttable(f"its vision tower is a {type(visual).__name__}, which has no patch tokens that could be cut")
     transformer = visual.transformer
     if not transformer.batch_first:
         raise Uncuttable("its transformer is not batch-first; load the model with open_clip 2.26 or newer")
@@ -101,6 +104,7 @@ def open_tower(model: nn.Module) -> Tower | None:
         image_size=tuple(visual.image_size),
         pools_cls=visual.pool_type == "tok" and visual.attn_pool is None,
         check=check,
+        watch=lambda tell: watch_conv(visual.conv1, tell),
         weigh_pooling=lambda sizes: _weigh_pooling(visual, sizes),
         project=lambda x: _project(visual, x),
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.models import Sizes, Undo
+from tokensieve.patching import Patch
 from tokensieve.scoring import full_precision
 
 
@@ -20,6 +22,16 @@ def weighted_mean(tokens: Tensor, sizes: Tensor) -> Tensor:
 def blank(tokens: Tensor, sizes: Tensor) -> Tensor:
     """Tokens that stand for nothing (rest=zero) are 0 again, whatever a norm made of them: (B, K, D) -> same."""
     return tokens * (sizes > 0)[..., None]
+
+
+def blank_after(norm: nn.Module, prefix: int, sizes: Sizes) -> Undo:
+    """Has blank() done to the patches that leave the tower's last norm (B, P+K, D)."""
+
+    def look(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+        size = sizes()
+        return out if size is None else torch.cat([out[:, :prefix], blank(out[:, prefix:], size)], dim=1)
+
+    return norm.register_forward_hook(Patch(look)).remove
 
 
 def log_sizes(sizes: Tensor, keys: int) -> Tensor:
@@ -41,7 +53,7 @@ def bias_pooler(attention: nn.MultiheadAttention, sizes: Sizes) -> Undo:
             kwargs = kwargs | {"attn_mask": bias.to(query.dtype)}
         return args, kwargs
 
-    return attention.register_forward_pre_hook(add_bias, with_kwargs=True).remove
+    return attention.register_forward_pre_hook(Patch(add_bias), with_kwargs=True).remove
 
 
 def alone(attention: nn.MultiheadAttention, x: Tensor) -> Tensor:

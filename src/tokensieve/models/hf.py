@@ -1,0 +1,270 @@
+"""Hugging Face transformers 5: CLIP, SigLIP, SigLIP2, ViT, DeiT, DINOv2 (with registers or without) and DINOv3."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokensieve.errors import Uncuttable, UserError
+from tokensieve.models import Given, Layout, Sizes, Tower, Undo, pick, watch_conv
+from tokensieve.models.pooling import alone, bias_pooler, blank_after, log_sizes, query_row, split_heads
+from tokensieve.patching import Patch
+from tokensieve.scoring import Attention, attend
+
+if TYPE_CHECKING:
+    from tokensieve.core import View
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the parts of a layer are called."""
+
+    attention: str
+    norm1: str
+    norm2: str
+    out: str  # the attention's output projection
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Where a family keeps what all of them have."""
+
+    family: str
+    tower: str  # class of the vision tower
+    layers: str
+    names: Names
+    patches: str  # the module whose output is (B, D, h, w)
+    last: str  # the norm after the last layer
+    tokens: tuple[str, ...] = ("embeddings.cls_token",)  # parameters that become prefix tokens, CLS first
+    norms_all: bool = True  # the last norm is applied to every token, not only to the pooled one
+
+
+ENCODER = Names("self_attn", "layer_norm1", "layer_norm2", "out_proj")
+VIT = Names("attention", "layernorm_before", "layernorm_after", "o_proj")
+DINO = Names("attention", "norm1", "norm2", "o_proj")
+
+EMBEDDING, PROJECTION = "embeddings.patch_embedding", "embeddings.patch_embeddings.projection"
+REGISTERS = ("embeddings.cls_token", "embeddings.register_tokens")
+DISTILLED = ("embeddings.cls_token", "embeddings.distillation_token")
+CLASS = ("embeddings.class_embedding",)
+
+KINDS = {  # by the name of the folder in transformers.models
+    "clip": Kind("CLIP", "CLIPVisionModel", "encoder.layers", ENCODER, EMBEDDING, "post_layernorm", CLASS, norms_all=False),
+    "siglip": Kind("SigLIP", "SiglipVisionModel", "encoder.layers", ENCODER, EMBEDDING, "post_layernorm", ()),
+    "siglip2": Kind("SigLIP2", "Siglip2VisionModel", "encoder.layers", ENCODER, EMBEDDING, "post_layernorm", ()),
+    "vit": Kind("ViT", "ViTModel", "layers", VIT, PROJECTION, "layernorm"),
+    "deit": Kind("DeiT", "DeiTModel", "layers", VIT, PROJECTION, "layernorm", DISTILLED),
+    "dinov2": Kind("DINOv2", "Dinov2Model", "encoder.layer", DINO, PROJECTION, "layernorm"),
+    "dinov2_with_registers": Kind(
+        "DINOv2 with registers", "Dinov2WithRegistersModel", "encoder.layer", DINO, PROJECTION, "layernorm", REGISTERS
+    ),
+    "dinov3_vit": Kind("DINOv3", "DINOv3ViTModel", "model.layer", DINO, "embeddings.patch_embeddings", "norm", REGISTERS),
+}
+
+
+@dataclass
+class HFBlock:
+    """A layer of any of these families: they differ in names, layer scale and rotary embedding."""
+
+    module: Any
+    names: Names
+    prefix: int
+    has_cls: bool
+    pads: bool  # the mask it is handed says which patches are padding, and padding is gone before the first block
+
+    @property
+    def attention(self) -> Any:
+        return getattr(self.module, self.names.attention)
+
+    def narrow(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+        kwargs = dict(kwargs)
+        mask = args[0] if args else kwargs.get("attention_mask")
+        if mask is not None and not self.pads:
+            raise UserError("this model was called with an attention mask, which cannot follow a cut; call it without")
+        if args:
+            args = (None, *args[1:])
+        else:
+            kwargs["attention_mask"] = None
+        if index is not None and kwargs.get("position_embeddings") is not None:
+            kwargs["position_embeddings"] = tuple(pick(table, index) for table in kwargs["position_embeddings"])
+        return args, kwargs
+
+    def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
+        attn = self.attention
+        seen = getattr(self.module, self.names.norm1)(x)
+        heads = attn.q_proj.out_features // attn.head_dim
+        q, k, v = (split_heads(part(seen), heads) for part in (attn.q_proj, attn.k_proj, attn.v_proj))
+        if kwargs.get("position_embeddings") is not None:
+            cos, sin = kwargs["position_embeddings"]
+            q, k = (self._turned(part, cos, sin).type_as(v) for part in (q, k))
+        scale = attn.head_dim**-0.5
+        out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
+        out = getattr(attn, self.names.out)(out.transpose(1, 2).flatten(2))
+        return x + self._branch(out, 1), Attention(q, k, self.prefix, scale, bias, lse, self.has_cls)
+
+    def feed(self, x: Tensor) -> Tensor:
+        return x + self._branch(self.module.mlp(getattr(self.module, self.names.norm2)(x)), 2)
+
+    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding of the patches, pairs half a head apart; prefix tokens have none. (B, H, P+N, d) -> same."""
+        first, second = x[:, :, self.prefix :].chunk(2, dim=-1)
+        patches = x[:, :, self.prefix :] * cos + torch.cat([-second, first], dim=-1) * sin
+        return torch.cat([x[:, :, : self.prefix], patches], dim=2)
+
+    def _branch(self, out: Tensor, number: int) -> Tensor:
+        """What a layer does to a branch before it is added: layer scale; in training stochastic depth or dropout."""
+        for name in (f"layer_scale{number}", "drop_path", "dropout"):
+            if hasattr(self.module, name):
+                out = getattr(self.module, name)(out)
+        return out
+
+
+def open_tower(model: nn.Module) -> Tower | None:
+    """The vision tower of a transformers model; None if it is of none of these families."""
+    found = [folder for base in type(model).__mro__ if (folder := _folder(base)) in KINDS]
+    if not found:
+        if type(model).__module__.startswith("transformers."):
+            families = ", ".join(kind.family for kind in KINDS.values())
+            raise Uncuttable(f"{type(model).__name__} is of no Hugging Face family that can be cut; known are {families}")
+        return None
+    folder, name = found[0], type(model).__name__
+    kind = KINDS[folder]
+    towers = getattr(sys.modules[f"transformers.models.{folder}.modeling_{folder}"], kind.tower)
+    net: Any = next((module for module in model.modules() if isinstance(module, towers)), None)
+    if net is None:
+        raise Uncuttable(f"{name} holds no {kind.tower}, the vision tower that can be cut")
+    if "MaskedImageModeling" in name:
+        raise Uncuttable(f"{name} rebuilds the image from every patch, so none can be missing")
+    if folder == "siglip2" and "ForImageClassification" in name:
+        raise Uncuttable(f"{name} averages with the mask of all patches, so none can be missing; use Siglip2VisionModel")
+    layers = attrgetter(kind.layers)(net)
+    if not all(hasattr(getattr(layer, kind.names.attention, None), "q_proj") for layer in layers):
+        raise Uncuttable(f"the layers of this {name} are not laid out as in transformers 5; install transformers>=5")
+    return _open(model, net, kind, layers)
+
+
+def _folder(base: type) -> str:
+    """The model folder that a class of transformers comes from, or nothing."""
+    parts = base.__module__.split(".")
+    return parts[2] if parts[:2] == ["transformers", "models"] and len(parts) > 2 else ""
+
+
+def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
+    prefix = sum(1 if token.dim() == 1 else token.shape[1] for token in (attrgetter(name)(net) for name in kind.tokens))
+    has_cls, flexible = bool(kind.tokens), kind.family == "SigLIP2"
+    blocks = [HFBlock(layer, kind.names, prefix, has_cls, pads=flexible) for layer in layers]
+    head = getattr(net, "head", None)
+    averages = type(model).__name__.endswith("ForImageClassification") and kind.family not in ("ViT", "DeiT")
+
+    def check() -> None:
+        for block in blocks:
+            if block.module.training and block.module.gradient_checkpointing:
+                raise UserError(
+                    "gradient checkpointing runs blocks twice, so tokens would be cut twice; "
+                    "call model.gradient_checkpointing_disable() first"
+                )
+            dropout = getattr(block.attention, "dropout", getattr(block.attention, "attention_dropout", 0.0))
+            if block.module.training and dropout > 0:
+                raise UserError("attention dropout cannot be trained with a plan on; set the config's attention dropout to 0")
+
+    def watch(tell: Callable[[Layout], None]) -> list[Undo]:
+        return _watch_shapes(net, tell) if flexible else watch_conv(attrgetter(kind.patches)(net), tell)
+
+    def weigh_pooling(sizes: Sizes) -> list[Undo]:
+        undo = [blank_after(attrgetter(kind.last)(net), prefix, sizes)] if kind.norms_all else []
+        if averages:
+            undo.append(_weigh_mean(net, prefix, sizes))
+        return undo if head is None else [*undo, bias_pooler(head.attention, sizes)]
+
+    def project(x: Tensor) -> Tensor:
+        x = attrgetter(kind.last)(net).forward(x)  # forward: hooks of a plan that is on are not for these tokens
+        if head is not None:
+            x = alone(head.attention, x)
+            x = x + head.mlp(head.layernorm(x))
+        return model.visual_projection(x) if hasattr(model, "visual_projection") else x
+
+    grid, image_size = _sizes(net)
+    return Tower(
+        family=f"Hugging Face {kind.family}",
+        blocks=list(blocks),
+        prefix=prefix,
+        has_cls=has_cls,
+        grid=grid,
+        image_size=image_size,
+        pools_cls=has_cls and not averages,
+        check=check,
+        watch=watch,
+        weigh_pooling=weigh_pooling,
+        project=project,
+        pooling=None if head is None else lambda view: _query_row(net, view),
+        per_token=flexible or hasattr(net, "rope_embeddings"),
+    )
+
+
+def _sizes(net: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The grid and the image size that the config tells, each (h, w)."""
+
+    def pair(size: Any) -> tuple[int, int]:
+        return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+    ph, pw = pair(net.config.patch_size)
+    if not hasattr(net.config, "image_size"):  # SigLIP2: any grid, with position embeddings made for a square one
+        side = math.isqrt(net.config.num_patches)
+        return (side, side), (side * ph, side * pw)
+    height, width = pair(net.config.image_size)
+    return (height // ph, width // pw), (height, width)
+
+
+def _watch_shapes(net: Any, tell: Callable[[Layout], None]) -> list[Undo]:
+    """SigLIP2's batches tell the shape of each image's grid; padding behind it is taken off before the first block."""
+
+    def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shapes = kwargs["spatial_shapes"] if "spatial_shapes" in kwargs else args[1]
+        grids = [(int(h), int(w)) for h, w in shapes.tolist()]
+        counts = sorted({h * w for h, w in grids})
+        if len(counts) > 1:
+            raise UserError(
+                f"the images of this batch have between {counts[0]} and {counts[-1]} patches, and one plan keeps the same "
+                "number of each; put images with the same number of patches into a batch"
+            )
+        tell(Layout(grids[0] if len(set(grids)) == 1 else None, counts[0], padded=True))
+
+    def unmask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args[:1], {name: value for name, value in kwargs.items() if name != "attention_mask"}
+
+    undo = [net.embeddings.register_forward_pre_hook(Patch(look), with_kwargs=True).remove]
+    if getattr(net, "head", None) is not None:
+        undo.append(net.head.register_forward_pre_hook(Patch(unmask), with_kwargs=True).remove)
+    return undo
+
+
+def _query_row(net: Any, view: View) -> Tensor:
+    """How much the pooling head's probe attends to each patch: (B, N)."""
+    attention = net.head.attention
+    weight, offset, width = attention.in_proj_weight, attention.in_proj_bias, attention.embed_dim
+    x = net.post_layernorm.forward(view.tokens.to(weight.dtype))
+    q = split_heads(F.linear(net.head.probe, weight[:width], offset[:width]), attention.num_heads)
+    k = split_heads(F.linear(x, weight[width : 2 * width], offset[width : 2 * width]), attention.num_heads)
+    return query_row(q, k, None if view.sizes is None else log_sizes(view.sizes, view.n))
+
+
+def _weigh_mean(net: Any, prefix: int, sizes: Sizes) -> Undo:
+    """Classifiers that average the patches themselves: each token is scaled so that their mean is the weighted one."""
+
+    def look(module: Any, args: Any, output: Any) -> Any:
+        size = sizes()
+        if size is not None:
+            x = output.last_hidden_state
+            share = size * (size.shape[1] / size.sum(-1, keepdim=True))  # (B, K), 1 on average
+            output.last_hidden_state = torch.cat([x[:, :prefix], (x[:, prefix:] * share[..., None]).to(x.dtype)], dim=1)
+        return output
+
+    return net.register_forward_hook(Patch(look)).remove
