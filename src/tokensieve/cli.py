@@ -297,7 +297,7 @@ def _build_flags(parser: Parser) -> None:
 
 
 def _bench_flags(parser: Parser) -> None:
-    parser.add_argument("--model", default="ViT-B-16", help="name of an architecture (default: ViT-B-16)")
+    parser.add_argument("--model", metavar="NAME", help="name of an architecture (default: the ViT-B/16 of its type)")
     _model_type_flag(parser)
     parser.add_argument("--pretrained", default="", metavar="TAG", help="weights (default: random ones; speed is the same)")
     parser.add_argument("--plan", nargs="+", default=["anchor(k=10,m=50)"], metavar="PLAN", help="plans to measure")
