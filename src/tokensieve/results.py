@@ -207,9 +207,7 @@ def move_aside(path: Path) -> Path:
 
 def build_csv(files: Sequence[str], output: str) -> int:
     """Fold result files (and folders of them) into one CSV with its columns in a fixed order; the number of rows."""
-    rows = [row for name in files for row in _rows_of(Path(name))]
-    if not rows:
-        raise UserError(f"no result in {', '.join(files)}. Make one with: tokensieve eval")
+    rows = [_row(result) for result in read(files)]
     path = Path(output)
     check_writable(path)
     text = io.StringIO(newline="")
@@ -231,20 +229,23 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in known if name in present] + others
 
 
-def _rows_of(path: Path) -> list[dict[str, Any]]:
-    if path.is_dir():
-        rows = []
-        for file in sorted(path.glob("*.json")):
+def read(files: Sequence[str]) -> list[dict[str, Any]]:
+    """The results in these files and folders; what is no result is an error, in a folder a remark."""
+    found: list[dict[str, Any]] = []
+    for path in map(Path, files):
+        for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
             try:
-                rows.append(_row(file))
+                found.append(_result(file))
             except UserError as error:
+                if not path.is_dir():
+                    raise
                 print(f"tokensieve: left out: {error}", file=sys.stderr)
-        return rows
-    return [_row(path)]
+    if not found:
+        raise UserError(f"no result in {', '.join(files)}. Make one with: tokensieve eval")
+    return found
 
 
-def _row(path: Path) -> dict[str, Any]:
-    """One result as one flat row: metrics, clip_benchmark's keys, `reduction` by its names, `run` as run_*."""
+def _result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text())
     except OSError as error:
@@ -255,6 +256,12 @@ def _row(path: Path) -> dict[str, Any]:
     missing = [name for name in needed if name not in result] if isinstance(result, dict) else list(needed)
     if missing or not isinstance(result["metrics"], dict):
         raise UserError(f"{path} is not a result of eval: it has no {', '.join(missing) or 'metrics by name'}.")
+    whole: dict[str, Any] = result
+    return whole
+
+
+def _row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """One result as one flat row: metrics, clip_benchmark's keys, `reduction` by its names, `run` as run_*."""
     row: dict[str, Any] = dict(result["metrics"])
     row.update({name: value for name, value in result.items() if name not in ("metrics", "reduction", "run")})
     row["model_fullname"] = f"{result['model']} {result['pretrained']}"
