@@ -10,7 +10,14 @@ import torch
 
 from tokensieve import embedded
 from tokensieve.data import scenes
-from tokensieve.data.embedded import TEMPLATES, EmbeddedCaptions, EmbeddedQuestions, EmbeddedScenes, split_seed
+from tokensieve.data.embedded import (
+    TEMPLATES,
+    EmbeddedCaptions,
+    EmbeddedQuestions,
+    EmbeddedScenes,
+    EmbeddedSelection,
+    split_seed,
+)
 from tokensieve.embedded import tokenizer as embedded_tokenizer
 from tokensieve.errors import UserError
 
@@ -66,18 +73,33 @@ def test_what_does_not_exist_is_told(split, pairs, told):
 
 
 def test_captions_and_questions():
-    image, captions = EmbeddedCaptions("test")[3]
-    assert image.size == (112, 112) and len(captions) == 1
+    data = EmbeddedCaptions("test")
+    image, captions = data[3]
+    assert image.size == (112, 112) and len(captions) == len(data.scene(3).objects) == len(set(captions))
+    assert len(data) >= 1000 and list(np.asarray(data[3][0]).flat) == list(np.asarray(image).flat)
     train = EmbeddedCaptions("train")
     assert all(t.pair in scenes.SEEN for i in range(50) for t in train.scene(i).objects)
     image, question = EmbeddedQuestions("test")[3]
     assert image.size == (112, 112) and question.answer in question.answers
 
 
+def test_selection_has_two_pictures_and_a_caption_for_each():
+    data = EmbeddedSelection("test", transform=lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1))
+    images, captions = data[4]
+    assert images.shape == (2, 3, 112, 112) and captions == [scenes.caption(scene) for scene in data.scenes(4)]
+    assert torch.equal(data[4][0], images) and not torch.equal(images[0], images[1])
+    assert len(data) >= 1000
+    with pytest.raises(IndexError):
+        data[len(data)]
+    train = EmbeddedSelection("train")
+    assert all(t.pair in scenes.SEEN for i in range(60) for scene in train.scenes(i) for t in scene.objects)
+
+
 def test_registering_twice_is_registering_once():
     embedded.register()
     embedded.register()
-    assert open_clip.list_models().count(embedded.MODEL) == 1
+    assert all(open_clip.list_models().count(model) == 1 for model in embedded.MODELS)
+    assert embedded.default_weights("sieve-coca-8") == "captions-v1" and embedded.default_weights("ViT-B-32") == "scenes-v1"
 
 
 def test_the_model_loads_through_open_clip_and_is_small(clip):

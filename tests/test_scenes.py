@@ -95,6 +95,44 @@ def test_captions_are_true():
             assert (axis < 0) == (word in ("left of", "above"))
 
 
+def test_there_is_a_caption_seen_from_every_object_and_the_others_come_from_left_to_right():
+    for i in range(50):
+        scene = scenes.several(9, i)
+        told = scenes.captions(scene)
+        things = sorted(scene.objects, key=lambda thing: thing.x)
+        assert [text.split()[1:3] for text in told] == [list(thing.pair) for thing in things]
+        for thing, text in zip(things, told, strict=True):
+            around = [other for other in things if other is not thing]
+            assert [word for word in text.split() if word in scenes.SHAPES] == [thing.shape, *(o.shape for o in around)]
+            assert all(f"{scenes.relation(thing, other)} a {scenes.name_of(other.pair)}" in text for other in around)
+
+
+@pytest.mark.parametrize("difference", scenes.DIFFERENCES)
+def test_twins_differ_in_one_thing_and_each_caption_is_false_of_the_other(difference):
+    for i in range(60):
+        first, second = scenes.twins(3, i, difference)
+        assert (first, second) == scenes.twins(3, i, difference)
+        assert first.behind == second.behind and first.ground_seed == second.ground_seed
+        told = [scenes.caption(first), scenes.caption(second)]
+        assert told[0] != told[1] and first.objects[2:] == second.objects[2:]
+        pairs, others = ({t.pair for t in scene.objects} for scene in (first, second))
+        if difference == "place":
+            assert pairs == others
+            (a, b), (c, d) = first.objects[:2], second.objects[:2]
+            assert (a.x, a.y, b.x, b.y) == (d.x, d.y, c.x, c.y)
+            assert scenes.relation(a, b) != scenes.relation(c, d)
+        else:
+            assert len(others - pairs) == (2 if difference == "colour" else 1)
+            assert {w for p in pairs for w in p} == {w for p in others for w in p} or difference == "object"
+        for n, a in enumerate(second.objects):
+            assert all(np.hypot(a.x - b.x, a.y - b.y) > (a.size + b.size) / 2 for b in second.objects[:n])
+
+
+def test_an_unknown_difference_is_an_error():
+    with pytest.raises(KeyError):
+        scenes.twins(0, 0, "size")
+
+
 def _true_answer(scene: scenes.Scene, question: scenes.Question) -> str:
     """Answer from the words of the question and the scene, on a way of its own."""
     words = question.text.rstrip("?").split()

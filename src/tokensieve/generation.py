@@ -95,9 +95,7 @@ def write(model: Any, images: Tensor, words: Words) -> list[list[int]]:
     return [max(hypotheses, key=lambda h: h.score).ids for hypotheses in finished]
 
 
-def _next(
-    model: Any, latents: Tensor, tokens: Tensor, ids: Tensor, total: Tensor, end: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _next(model: Any, latents: Tensor, tokens: Tensor, ids: Tensor, total: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
     """The best ways to go on for each image: scores, the beams they go on from, and the words they add, (A, 2 beams) each."""
     out = model(
         None,

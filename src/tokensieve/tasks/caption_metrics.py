@@ -106,26 +106,27 @@ def _meteor(gts: Mapping[int, Sequence[str]], res: Mapping[int, Sequence[str]]) 
     from pycocoevalcap.meteor.meteor import METEOR_JAR
 
     command = ["java", *_LOCALE, "-Xmx2G", "-jar", METEOR_JAR, "-", "-", "-stdio", "-l", "en", "-norm"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, cwd=_folder("meteor"), encoding="utf-8", **pipes) as program:  # type: ignore[call-overload]
-        watch = threading.Timer(SECONDS, program.kill)
-        watch.start()
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    program: Any = subprocess.Popen(command, cwd=_folder("meteor"), encoding="utf-8", **pipes)
+    watch = threading.Timer(SECONDS, program.kill)
+    watch.start()
 
-        def ask(line: str) -> str:
-            program.stdin.write(f"{line}\n")
-            program.stdin.flush()
-            return program.stdout.readline().strip()
+    def ask(line: str) -> str:
+        program.stdin.write(f"{line}\n")
+        program.stdin.flush()
+        return program.stdout.readline().strip()
 
-        try:
-            written = {i: res[i][0].replace("|||", "").replace("  ", " ") for i in res}
-            counts = [ask(" ||| ".join(("SCORE", *gts[i], written[i]))) for i in res]
-            each = [float(ask(" ||| ".join(("EVAL", *counts)))), *(float(program.stdout.readline()) for _ in res)]
-        except (OSError, ValueError) as error:  # it is gone, or was ended by the watch
-            raise _LeftOut(f"its Java program failed, or took more than {SECONDS} s") from error
-        finally:
-            watch.cancel()
-            program.kill()
-    return each[-1], each[:-1]
+    try:
+        written = {i: res[i][0].replace("|||", "").replace("  ", " ") for i in res}
+        counts = [ask(" ||| ".join(("SCORE", *gts[i], written[i]))) for i in res]
+        scores = [float(ask(" ||| ".join(("EVAL", *counts)))), *(float(program.stdout.readline()) for _ in res)]
+    except (OSError, ValueError) as error:  # it is gone, or was ended by the watch
+        raise _LeftOut(f"its Java program failed, or took more than {SECONDS} s") from error
+    finally:
+        watch.cancel()
+        program.kill()
+        program.communicate()
+    return scores[-1], scores[:-1]
 
 
 def _spice(gts: Mapping[int, Sequence[str]], res: Mapping[int, Sequence[str]]) -> tuple[float, list[float]]:
@@ -160,11 +161,12 @@ def _bleu(gts: Mapping[int, Sequence[str]], res: Mapping[int, Sequence[str]]) ->
     drawn = np.stack([counts[rng.integers(len(counts), size=len(counts))].sum(0) for _ in range(_DRAWS)])  # (draws, 10)
     spread = corpus_bleu(drawn).std(axis=0, ddof=1)
     names = [f"Bleu_{n}" for n in range(1, 5)]
-    return dict(zip(names, map(float, values), strict=True)), {f"{n}_stderr": float(s) for n, s in zip(names, spread, strict=True)}
+    errors = {f"{name}_stderr": float(error) for name, error in zip(names, spread, strict=True)}
+    return {name: float(value) for name, value in zip(names, values, strict=True)}, errors
 
 
 def corpus_bleu(counts: np.ndarray) -> np.ndarray:
-    """BLEU 1 to 4 (m, 4) from sums (m, 10) over captions: n-grams written, those that match, words written and in references."""
+    """BLEU 1 to 4 (m,4) from sums over captions (m,10): n-grams written, those that match, words written and in references."""
     precision = (counts[:, 4:8] + 1e-15) / (counts[:, :4] + 1e-9)  # as in pycocoevalcap: nothing is divided by zero
     bleu = np.cumprod(precision, axis=1) ** (1 / np.arange(1, 5))
     ratio = (counts[:, 8] + 1e-15) / (counts[:, 9] + 1e-9)

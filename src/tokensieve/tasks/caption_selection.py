@@ -45,7 +45,8 @@ class CaptionSelectionTask(Task):
             )
         texts = texts_to_unit(self.setup, [text for told in targets for text in told]).view(instances, *captions, -1)
         flat = images.flatten(0, 1) if images.dim() == 5 else images  # (B n,3,h,w)
-        return [right(images_to_unit(self.setup, encode, flat).view(instances, -1, texts.shape[2]), texts) for encode in encoders]
+        found = [images_to_unit(self.setup, encode, flat).view(instances, -1, texts.shape[2]) for encode in encoders]
+        return [right(features, texts) for features in found]
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         hits = torch.cat(records["test"])  # (B,2)

@@ -39,7 +39,8 @@ class CaptioningTask(Task):
         if not (hasattr(setup.loaded.model, "generate") and hasattr(setup.loaded.model, "text_decoder")):
             raise UserError(
                 f"--task {NAME}: {setup.model} cannot write captions, only a CoCa can. Use --model {embedded.CAPTIONER} "
-                f"--pretrained {embedded.CAPTIONER_PRETRAINED}, or --model coca_ViT-B-32 --pretrained mscoco_finetuned_laion2b_s13b_b90k"
+                f"--pretrained {embedded.CAPTIONER_PRETRAINED}, or one of open_clip's, such as --model coca_ViT-B-32 "
+                f"--pretrained mscoco_finetuned_laion2b_s13b_b90k."
             )
         caption_metrics.check()
         self.setup = setup
