@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from tokensieve.tasks import Setup, Task
 
-WORDS = "red blue green small large dog cat bird tree house on under near with a the two three".split()
+WORDS = ["red", "blue", "green", "small", "dog", "cat", "bird", "tree", "house", "on", "under", "near", "a", "the", "two"]
 
 
 def sentence(number: int) -> str:
@@ -142,7 +143,7 @@ class Scorer:
                 if not done:
                     self._add(which, ids[row].tolist(), float(scores[row]))
         step = self.num_beam_groups
-        best = [max(sum(self._beam_hyps[i : i + step], []))[1] for i in range(0, len(self.done), step)]
+        best = [max(itertools.chain(*self._beam_hyps[i : i + step]))[1] for i in range(0, len(self.done), step)]
         out = torch.full((len(best), min(max(map(len, best)) + 1, max_length)), how["pad_token_id"])
         for row, written in zip(out, best, strict=True):
             row[: len(written)] = torch.tensor(written)

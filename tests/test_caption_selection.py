@@ -53,7 +53,7 @@ def test_every_image_and_every_caption_must_be_right():
 def test_as_many_captions_are_needed_for_every_image(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
     task = CaptionSelectionTask(setup_of(model, tokenizer))
-    with pytest.raises(UserError, match="2 to 3.*zeroshot_retrieval"):
+    with pytest.raises(UserError, match=r"2 to 3.*zeroshot_retrieval"):
         task.batch("test", noise(0, 2, 3, 48, 32), [["a", "b"], ["a", "b", "c"]], [model.encode_image])
     with pytest.raises(UserError, match="classes, not captions"):
         CaptionSelectionTask(setup_of(model, tokenizer, captions=False))

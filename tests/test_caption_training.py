@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,20 +90,15 @@ def test_a_batch_takes_pictures_in_turn_with_captions_that_are_true_of_them(tmp_
 
 
 def test_quality_of_a_model_that_tells_the_truth(monkeypatch):
-    class Visual:
-        preprocess_cfg = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
-
-    class Model:
-        visual = Visual()
-
-    told = iter([text for i in range(50) for text in [scenes.captions(EmbeddedCaptions("val").scene(i))[-1]]])
+    model = SimpleNamespace(visual=SimpleNamespace(preprocess_cfg={"mean": (0.5,) * 3, "std": (0.5,) * 3}))
+    told = iter([scenes.captions(EmbeddedCaptions("val").scene(i))[-1] for i in range(50)])
     monkeypatch.setattr(captions, "EmbeddedCaptions", lambda split: EmbeddedCaptions(split, length=50))
     monkeypatch.setattr(captions, "write", lambda model, images, words: [None] * len(images))
-    words = type("Words", (), {"text": staticmethod(lambda ids: next(told))})
-    found = captions.quality(Model(), words, "val")
+    words = SimpleNamespace(text=lambda ids: next(told))
+    found = captions.quality(model, words, "val")
     assert (found["exact"], found["objects"], found["places"], found["n"]) == (1, 1, 1, 50)
     told = iter(["a red circle"] * 50)
-    found = captions.quality(Model(), words, "val")
+    found = captions.quality(model, words, "val")
     assert found["exact"] == 0 and found["objects"] < 0.1 and found["places"] == 0
 
 

@@ -92,7 +92,7 @@ def test_captions_of_one_image_are_no_independent_evidence():
 
 def test_a_k_that_is_too_large_is_told_at_once_or_at_the_end(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
-    with pytest.raises(UserError, match="recall_k 21.*20 images.*20 at most"):
+    with pytest.raises(UserError, match=r"recall_k 21.*20 images.*20 at most"):
         RetrievalTask(setup_of(model, tokenizer, size=20, recall_k=[5, 21]))
     task = RetrievalTask(setup_of(model, tokenizer, recall_k=[8]))
     with pytest.raises(UserError, match="only 7 images"):
@@ -101,7 +101,7 @@ def test_a_k_that_is_too_large_is_told_at_once_or_at_the_end(tiny_clip):
 
 def test_data_without_captions_is_refused(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
-    with pytest.raises(UserError, match="classes, not captions.*embedded-captions"):
+    with pytest.raises(UserError, match=r"classes, not captions.*embedded-captions"):
         RetrievalTask(setup_of(model, tokenizer, captions=False))
 
 
