@@ -58,7 +58,8 @@ def test_one_batch_serves_several_plans(tiny_clip):
     plain, turned = task.batch("test", images, texts, [model.encode_image, lambda x: model.encode_image(x.flip(-1))])
     assert plain.texts is turned.texts
     assert not torch.equal(plain.images, turned.images)
-    assert torch.allclose(plain.images, F.normalize(model.encode_image(images), dim=-1), atol=1e-6)
+    with torch.inference_mode():
+        assert torch.equal(plain.images, F.normalize(model.encode_image(images), dim=-1))
 
 
 @pytest.mark.parametrize("held", [1, 50, 2**24])
