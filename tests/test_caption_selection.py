@@ -24,7 +24,7 @@ def instances(images, captions, sizes=(9, 9, 6)):
     return batches
 
 
-@pytest.mark.parametrize(("images", "captions"), [(None, 2), (1, 2), (2, 2), (3, 2), (2, 5)])
+@pytest.mark.parametrize(("images", "captions"), [(None, 2), (1, 2), (2, 2), (3, 2), (2, 3)])
 def test_numbers_are_clip_benchmarks(tiny_clip, images, captions):
     model, _, tokenizer = tiny_clip.make()
     batches = instances(images, captions)
