@@ -294,12 +294,15 @@ class Block:
 
 WIDEST = 15.2  # inches: five panels of a square image
 GAP, LINE, CAPTION, BAR = 0.22, 0.17, 0.24, 0.34  # inches: between panels, a line of words, above and below a panel
-LETTERS = 12.5  # of the small type in an inch, 8.5 of the bold
+LETTERS, BOLD = 12.5, 10.3  # in an inch
 
 
-def draw(bands: Sequence[Band]) -> Picture:
-    """Each image, and beside it what each plan did: at every cut what it kept, and by which scores."""
-    rows = _rows(bands)
+def draw(bands: Sequence[Band], brief: bool = False) -> Picture:
+    """Each image, and beside it what each plan did: at every cut what it kept, and by which scores.
+
+    brief: of each plan only what the last cut left.
+    """
+    rows = _rows(bands, brief)
     width = max(6.0, GAP + max(sum(block.wide() for block in row) for row in rows))
     heights = [_height(row) for row in rows]
     height = 0.1 + sum(heights) + 0.36
@@ -343,7 +346,7 @@ def draw(bands: Sequence[Band]) -> Picture:
     return sheet
 
 
-def _rows(bands: Sequence[Band]) -> list[list[Block]]:
+def _rows(bands: Sequence[Band], brief: bool) -> list[list[Block]]:
     """Blocks side by side as far as they go; another image begins another row."""
     rows: list[list[Block]] = []
     last: Image.Image | None = None
@@ -353,21 +356,21 @@ def _rows(bands: Sequence[Band]) -> list[list[Block]]:
             whole = Panel(f"{wide} × {high} pixels", partial(draw_original, band=one))
             rows.append([Block(one.name or "image", [], [whole], _size(one))])
             last = one.image
-        for block in _blocks(one):
+        for block in _blocks(one, brief):
             if GAP + sum(b.wide() for b in rows[-1]) + block.wide() > WIDEST:
                 rows.append([])
             rows[-1].append(block)
     return rows
 
 
-def _blocks(one: Band) -> list[Block]:
+def _blocks(one: Band, brief: bool) -> list[Block]:
     """What a plan did; in several blocks where its panels do not fit into one row."""
     cuts: list[list[Panel]] = []
-    for stage in one.stages:
+    for stage in one.stages[-1:] if brief else one.stages:
         place = where(stage.layer)
         counts = f"{place}: {stage.tokens_in} → {stage.tokens_out}"
         cuts.append([Panel(counts, partial(draw_kept, band=one, stage=stage))])
-        if stage.scores is not None:
+        if stage.scores is not None and not brief:
             cuts[-1].append(Panel(f"{place}: scores", partial(draw_scores, band=one, stage=stage), bar=True))
     if not cuts:
         cuts.append([Panel("every patch goes on", partial(draw_original, band=one))])
@@ -392,7 +395,7 @@ def where(layer: str) -> str:
 
 
 def _heading(block: Block) -> list[str]:
-    return textwrap.wrap(block.head, int(8.5 * (block.wide() - GAP))) or [""]
+    return textwrap.wrap(block.head, int(BOLD * (block.wide() - GAP))) or [""]
 
 
 def _told(block: Block) -> list[str]:
