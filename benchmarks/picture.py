@@ -9,52 +9,30 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-import numpy as np
-import torch
-
-from tokensieve import embedded
-from tokensieve.data.embedded import EmbeddedScenes
-from tokensieve.handle import apply
+from tokensieve import embedded, pictures, show
 from tokensieve.models import load
+from tokensieve.pictures import Band, Picture, draw_kept, draw_original
+from tokensieve.plan import Plan
 
 ROOT = Path(__file__).parent.parent
 SHOWN = (3, 11)  # test images, by number; chosen once, before any result was known
 PLANS = ("anchor:60", "random:60", "grid:60")
-COLOURS = {"none": "black", "anchor": "tab:red", "random": "tab:blue", "grid": "tab:green", "pool": "tab:orange"}
+COLOURS = {"none": "#000000", "anchor": "#D55E00", "random": "#0072B2", "grid": "#009E73", "pool": "#E69F00"}
 
 
-def kept_patches(image: Any, kept: torch.Tensor, patch: int = 8) -> np.ndarray:
-    """The image with the patches that were not kept faded to grey: (h, w, 3)."""
-    pixels = np.asarray(image).astype(float)
-    columns = pixels.shape[1] // patch
-    shown = 0.2 * pixels.mean(2, keepdims=True) + 190
-    shown = np.repeat(shown, 3, axis=2)
-    for index in kept.tolist():
-        y, x = index // columns * patch, index % columns * patch
-        shown[y : y + patch, x : x + patch] = pixels[y : y + patch, x : x + patch]
-    return shown.clip(0, 255).astype(np.uint8)
-
-
-def draw_images(axes: Any) -> None:
+def draw_images(sheet: Any) -> None:
     loaded = load.load(embedded.MODEL, embedded.PRETRAINED)
-    scenes = EmbeddedScenes("test")
-    images = [scenes[number][0] for number in SHOWN]
-    batch = torch.stack([loaded.transform(image) for image in images])
-    columns: list[tuple[str, list[Any]]] = [("196 patches", list(images))]
-    for plan in PLANS:
-        with torch.no_grad(), apply(loaded.model, plan) as handle:
-            loaded.model.encode_image(batch)
-        assert handle.kept is not None
-        columns.append((plan, [kept_patches(image, kept) for image, kept in zip(images, handle.kept, strict=True)]))
-    for column, (title, pictures) in enumerate(columns):
-        axes[0][column].set_title(title, fontsize=10)
-        for row, picture in enumerate(pictures):
-            axes[row][column].imshow(picture)
-            axes[row][column].set_axis_off()
+    originals = [show.read(f"{show.EMBEDDED}{number}", 0) for number in SHOWN]
+    bands: list[list[Band]] = show.make_bands(loaded, [Plan.parse(plan) for plan in PLANS], originals)
+    axes = sheet.subplots(len(SHOWN), 1 + len(PLANS))
+    for row, of_image in zip(axes, bands, strict=True):
+        draw_original(row[0], of_image[0])
+        for axis, band in zip(row[1:], of_image, strict=True):
+            draw_kept(axis, band, band.stages[-1])
+    for axis, title in zip(axes[0], ("196 patches", *PLANS), strict=True):
+        axis.set_title(title, fontsize=10)
+    every = [band for of_image in bands for band in of_image]
+    pictures.legend(sheet, every, loc="outside lower center", ncols=4)
 
 
 def draw_curve(axis: Any) -> None:
@@ -75,15 +53,15 @@ def draw_curve(axis: Any) -> None:
     axis.set_ylabel("zero-shot acc1, %")
     axis.set_title("embedded test set, cut after half the depth", fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, handlelength=3.5)
 
 
 def main() -> None:
-    figure = plt.figure(figsize=(12, 4.2), constrained_layout=True)
+    figure = Picture(figsize=(12, 4.2), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[1.35, 1])
-    draw_images(left.subplots(2, 1 + len(PLANS)))
+    draw_images(left)
     draw_curve(right.subplots())
-    figure.savefig(ROOT / "docs/picture.png", dpi=110)
+    (ROOT / "docs/picture.png").write_bytes(figure.png())
 
 
 if __name__ == "__main__":
