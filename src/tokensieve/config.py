@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -49,6 +52,13 @@ class Optimizer(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the gradient of AdamW's part."""
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of one of so many steps."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, steps - self.warmup)
+        return self.lr * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2)
 
 
 class ClipTraining(Section):
@@ -99,7 +109,75 @@ class CaptionTraining(Section):
         return self
 
 
-TASKS: dict[str, type[Section]] = {"clip": ClipTraining, "captions": CaptionTraining}
+class SelectorTraining(Section):
+    """`tokensieve train configs/learned_selector.yaml`: a small network learns which tokens a frozen model needs."""
+
+    task: Literal["learned_selector"]
+    output: Path
+    model: str = "sieve-vit-8"
+    pretrained: str = "scenes-v1"
+    model_type: Literal["open_clip", "hf", "timm"] = "open_clip"
+    model_cache_dir: str | None = None
+    dataset: str = "embedded"
+    dataset_root: str = "root"
+    split: str = "train"
+    val_split: str = "val"
+    val_images: Count | None = None
+    """How many pictures of the validation split to measure on; None: all."""
+    plans: Annotated[tuple[str, ...], Field(min_length=1)]
+    """What to train for, such as learned@4:32(rest=merge); every step draws one of them."""
+    steps: Count
+    batch: Annotated[int, Field(ge=2)] = 64
+    feature: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the distance to the full model's image feature."""
+    logits: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the divergence from the full model's class probabilities, where the data has classes."""
+    attention: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the divergence of the scores from what the full model's next block attends to."""
+    exploration: Annotated[float, Field(ge=0)] = 0.2
+    """Gumbel noise on the ranking, so that tokens are tried that would not be chosen."""
+    optimizer: Optimizer = Optimizer(lr=1e-3, floor=0.02, warmup=10)
+    seed: Annotated[int, Field(ge=0)] = 0
+    workers: Annotated[int, Field(ge=0)] = 1
+    threads: Count | None = None
+    device: str | None = None
+    checkpoint_every: Count = 50
+    evaluate: bool = True
+    """At the end, measure every plan and the full model on the validation split and write it to card.json."""
+
+    @model_validator(mode="after")
+    def _plans_are_learned(self) -> SelectorTraining:
+        from tokensieve.plan import Plan
+
+        for text in self.plans:
+            if not any(step.method.name == "learned" for step in Plan.parse(text).steps):
+                raise ValueError(f"plans: {text} has nothing to train; for example learned@4:32(rest=merge)")
+        if self.feature == self.logits == self.attention == 0:
+            raise ValueError("feature, logits and attention are all 0, so there is nothing to learn from; set one to 1")
+        return self
+
+
+# Keys of any task that say how and where the work is done, and do not change what comes out of it.
+CIRCUMSTANCES = {"output", "workers", "threads", "device", "model_cache_dir", "checkpoint_every", "evaluate", "val_images"}
+
+
+def recipe(config: Section) -> dict[str, Any]:
+    """What decides the result of a training: all of its file but the circumstances."""
+    decided: dict[str, Any] = json.loads(config.model_dump_json(exclude=CIRCUMSTANCES))
+    return decided
+
+
+def check_recipe(config: Section, begun: Mapping[str, Any]) -> None:
+    """A UserError if a run that was begun with one recipe is to be resumed with another."""
+    changed = [key for key, value in recipe(config).items() if begun.get(key) != value]
+    if changed:
+        raise UserError(
+            f"the run was begun with other values of {', '.join(changed)}; "
+            "restore them in the configuration, or begin a new run with another --output"
+        )
+
+
+TASKS: dict[str, type[Section]] = {"clip": ClipTraining, "captions": CaptionTraining, "learned_selector": SelectorTraining}
 
 
 def load(path: str | Path) -> Any:

@@ -22,6 +22,7 @@ from tokensieve.plan import Plan
 
 Weights = str | Path | Sequence[str | Path] | Mapping[str, nn.Module] | None
 FORMAT = "tokensieve part 1"
+HEADER = "tokensieve"  # one entry: safetensors writes several in any order
 SHIPPED = Path(__file__).parent / "embedded" / "parts"
 RECIPES = {"learned": "configs/learned_selector.yaml"}  # what trains each method's part
 
@@ -68,12 +69,12 @@ def save_part(path: Path, method: str, part: nn.Module, model: nn.Module, traine
         "format": FORMAT,
         "tokensieve": tokensieve.__version__,
         "method": method,
-        "width": str(width(tower)),
-        "tower": json.dumps(signature(tower)),
-        "trained": json.dumps(trained, allow_nan=False),
+        "width": width(tower),
+        "tower": signature(tower),
+        "trained": dict(trained),
     }
     tensors = {name: value.detach().cpu().contiguous() for name, value in part.state_dict().items()}
-    write_bytes(path, save(tensors, metadata=about))
+    write_bytes(path, save(tensors, metadata={HEADER: json.dumps(about, allow_nan=False)}))
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -82,13 +83,14 @@ def read_about(path: Path) -> dict[str, Any]:
 
     try:
         with safe_open(str(path), framework="pt") as file:
-            about: dict[str, Any] = dict(file.metadata() or {})
+            header = (file.metadata() or {}).get(HEADER)
+        about: dict[str, Any] = json.loads(header) if header else {}
         if about.get("format") != FORMAT:
             raise UserError(f"{path}: not the trained part of a method; {_makers()} makes such files")
-        return about | {key: json.loads(about[key]) for key in ("width", "tower", "trained")} | {"method": about["method"]}
+        return about
     except FileNotFoundError:
         raise UserError(f"no file {str(path)!r}; {_makers()} makes such files") from None
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         told = " ".join(str(error).split())[:120]

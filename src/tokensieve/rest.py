@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
@@ -23,21 +22,31 @@ def settle(view: View, chosen: Reduction, rest: str) -> Reduction:
     """A selection and its rest as one reduction ('zero' changes how the selection is applied, not what is selected)."""
     if rest == "zero" or chosen.k == chosen.n:
         return chosen
-    settled = chosen
+    plain = replace(chosen, gate=None)
+    settled = plain
     if rest != "drop":
-        plain = replace(chosen, gate=None)
         settled = replace(_merge(view, plain) if rest == "merge" else _fuse(view, plain), anchors=chosen.anchors)
-    return settled if chosen.gate is None else _gated(view, settled, chosen.gate)
+    return settled if chosen.gate is None else _gated(view, plain, settled, chosen.gate)
 
 
-def _gated(view: View, settled: Reduction, gate: Tensor) -> Reduction:
-    """The gate as a factor of the sizes: how often later attention and pooling count a token.
+def _gated(view: View, chosen: Reduction, settled: Reduction, gate: Tensor) -> Reduction:
+    """The gate (B, K), which is 1, stands between each chosen token and what there would be in its place, were it not chosen.
 
-    As a factor of the token itself it would be all but undone by the norm before the next block, and teach nothing.
+    With merge that is the chosen token most similar to it, with fuse the extra token, with drop nothing: there the gate is a
+    factor of its size. (As a factor of the token itself it would be undone by the norm before the next block.)
     """
-    sizes = settled.carry_sizes(view.size())
-    assert sizes is not None
-    return replace(settled, gate=None, sizes=sizes * F.pad(gate, (0, settled.k - gate.shape[1]), value=1.0))
+    rows = settled.weight
+    if rows is None:
+        return replace(settled, sizes=view.size().gather(1, settled.index) * gate)
+    k = chosen.k
+    if settled.k > k:
+        instead = rows[:, k:]  # (B, 1, N)
+    else:
+        kept = chosen.apply(view.tokens)
+        alike = cosine(kept, kept) - 3 * torch.eye(k, device=kept.device)  # nobody stands in for himself
+        instead = rows.gather(1, alike.argmax(-1)[..., None].expand_as(rows))  # (B, K, N)
+    own = rows[:, :k] + (gate - 1)[..., None] * (rows[:, :k] - instead)
+    return replace(settled, weight=torch.cat([own, rows[:, k:]], dim=1))
 
 
 def _merge(view: View, chosen: Reduction) -> Reduction:

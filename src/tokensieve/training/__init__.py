@@ -15,13 +15,14 @@ def run(config_path: str | Path, resume: bool = False, output: str | Path | None
 
     import torch
 
-    from tokensieve.training import captions, clip, loop
+    from tokensieve.training import captions, clip, loop, selector
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     tasks: dict[str, Any] = {
         "clip": (clip.ClipLearner, clip.export),
         "captions": (captions.CaptionLearner, captions.export),
+        "learned_selector": (selector.SelectorLearner, selector.export),
     }
     learn, export = tasks[config.task]
     learner = learn(config)

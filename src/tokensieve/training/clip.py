@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from tokensieve import config as configuration
 from tokensieve import embedded, results
 from tokensieve.config import ClipTraining, Optimizer, Phase
 from tokensieve.data import scenes
 from tokensieve.data.embedded import TEMPLATES, EmbeddedScenes, as_batch, split_seed
-from tokensieve.errors import UserError
 from tokensieve.training.loop import LOG
 from tokensieve.training.muon import Muon
 
@@ -98,7 +98,7 @@ class Batches(Dataset[dict[str, Any]]):
         }
 
 
-def _deaf(_worker: int) -> None:
+def deaf(_worker: int) -> None:
     """Ctrl-C reaches the whole process group; only the loop answers to it, and the loader ends its workers itself."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -160,7 +160,7 @@ class ClipLearner:
         if self._batches is None:
             self._batches = self._loader(index)
         batch = next(self._batches)
-        rate = self._rate(index)
+        rate = self.config.optimizer.rate(index, self.config.steps)
         for optimizer in (self.muon, self.adamw):
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -199,13 +199,6 @@ class ClipLearner:
         loss = losses["pair"] + losses["shape"] + losses["colour"]
         return loss, {name: float(value.detach()) for name, value in losses.items()} | {"acc": float(right)}
 
-    def _rate(self, index: int) -> float:
-        how = self.config.optimizer
-        if index < how.warmup:
-            return how.lr * (index + 1) / how.warmup
-        done = (index - how.warmup) / max(1, self.config.steps - how.warmup)
-        return how.lr * (how.floor + (1 - how.floor) * (1 + math.cos(math.pi * done)) / 2)
-
     def _loader(self, start: int) -> Iterator[dict[str, Any]]:
         batches = Batches(self.config, start)
         # Whether and how far workers run ahead must not move the generators that a checkpoint holds: they get their own.
@@ -213,7 +206,7 @@ class ClipLearner:
             batches,
             batch_size=None,
             num_workers=self.config.workers,
-            worker_init_fn=_deaf,
+            worker_init_fn=deaf,
             generator=torch.Generator(),
             prefetch_factor=4 if self.config.workers else None,
         )
@@ -221,7 +214,7 @@ class ClipLearner:
 
     def state(self) -> dict[str, Any]:
         return {
-            "recipe": self._recipe(),
+            "recipe": configuration.recipe(self.config),
             "model": self.model.state_dict(),
             "muon": self.muon.state_dict(),
             "adamw": self.adamw.state_dict(),
@@ -229,17 +222,8 @@ class ClipLearner:
             "seconds": self.seconds,
         }
 
-    def _recipe(self) -> dict[str, Any]:
-        """What decides the result: all of the configuration but how and where the work is done."""
-        return json.loads(self.config.model_dump_json(exclude={"output", "workers", "threads", "checkpoint_every", "evaluate"}))
-
     def restore(self, state: dict[str, Any]) -> None:
-        changed = [key for key, value in self._recipe().items() if state["recipe"].get(key) != value]
-        if changed:
-            raise UserError(
-                f"the run was begun with other values of {', '.join(changed)}; "
-                "restore them in the configuration, or begin a new run with another --output"
-            )
+        configuration.check_recipe(self.config, state["recipe"])
         self.model.load_state_dict(state["model"])
         self.muon.load_state_dict(state["muon"])
         self.adamw.load_state_dict(state["adamw"])
@@ -291,10 +275,7 @@ def export(learner: ClipLearner, run: Path) -> dict[str, Any]:
     config = learner.config
     weights = {name: value.contiguous() for name, value in learner.model.state_dict().items()}
     results.write_bytes(run / f"{embedded.PRETRAINED}.safetensors", safetensors.torch.save(weights))
-    rows = [json.loads(row) for row in (run / LOG).read_text(encoding="utf-8").splitlines()]
-    curve = thinned(rows, every=max(1, len(rows) // 100))
-    table = [",".join(curve[0]), *(",".join(map(str, row.values())) for row in curve)]
-    results.write_text(run / "losses.csv", "\n".join(table) + "\n")
+    curve = loss_curve(run)
     measured = {}
     if config.evaluate:
         for split, pairs in (("val", "seen"), ("val", "heldout"), ("test", "seen"), ("test", "heldout")):
@@ -320,6 +301,15 @@ def export(learner: ClipLearner, run: Path) -> dict[str, Any]:
     }
     results.write_json(run / "card.json", card)
     return card
+
+
+def loss_curve(run: Path) -> list[dict[str, float]]:
+    """The log in a hundred rows, written as losses.csv beside it."""
+    rows = [json.loads(row) for row in (run / LOG).read_text(encoding="utf-8").splitlines()]
+    curve = thinned(rows, every=max(1, len(rows) // 100))
+    table = [",".join(curve[0]), *(",".join(map(str, row.values())) for row in curve)]
+    results.write_text(run / "losses.csv", "\n".join(table) + "\n")
+    return curve
 
 
 def thinned(rows: list[dict[str, float]], every: int) -> list[dict[str, float]]:

@@ -1,0 +1,276 @@
+"""The learned selector: gradients reach it, the choice stays hard, its weights are kept, checked and found, runs resume."""
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+import tokensieve
+from tokensieve import Plan, UserError, config, parts, training
+from tokensieve.methods import get_method
+from tokensieve.methods.learned import Scorer, learned
+from tokensieve.models import load, open_tower
+from tokensieve.rest import settle
+from tokensieve.testing import fresh_part, make_view
+from tokensieve.training import checkpoint, selector
+
+METHOD = get_method("learned")
+RESTS = ("drop", "merge", "fuse")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load.load("sieve-vit-8", "scenes-v1").model.requires_grad_(False)
+
+
+@pytest.fixture
+def scorer():
+    return fresh_part(METHOD, 128)
+
+
+IMAGES = torch.randn(3, 3, 112, 112, generator=torch.Generator().manual_seed(0))
+
+
+def feature(model, plan, part, **given):
+    with tokensieve.apply(model, plan, weights={"learned": part}, **given) as handle:
+        return model.encode_image(IMAGES), handle
+
+
+@pytest.mark.parametrize("rest", RESTS)
+def test_the_gradient_reaches_every_weight_of_the_scorer_and_none_of_the_model(model, scorer, rest):
+    out, _ = feature(model, f"learned@4:32(rest={rest})", scorer.train())
+    F.normalize(out, dim=-1)[:, 0].sum().backward()
+    for name, parameter in scorer.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 1e-7, name
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("rest", RESTS)
+def test_in_training_the_choice_is_hard_too(model, scorer, rest):
+    plan = f"learned@4:32(rest={rest})"
+    soft, trained = feature(model, plan, scorer.train())
+    with torch.no_grad():
+        hard, plain = feature(model, plan, scorer.eval())
+    assert torch.equal(trained.kept, plain.kept)
+    torch.testing.assert_close(soft.detach(), hard, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rest", RESTS)
+def test_the_gate_is_exactly_one(scorer, rest):
+    view = replace(make_view(width=128), part=scorer.train())
+    gated = learned(view, 7)
+    assert torch.equal(gated.gate, torch.ones(3, 7))
+    plain = settle(view, replace(gated, gate=None), rest)
+    opened = settle(view, gated, rest)
+    assert torch.equal(opened.apply(view.tokens), plain.apply(view.tokens))
+    assert torch.equal(opened.carry_sizes(view.size()), plain.carry_sizes(view.size()))
+
+
+def test_a_closed_gate_puts_the_alternative_in_the_tokens_place(scorer):
+    """What the gate's gradient is a derivative of: 0 is the token's absence, by an independent formula for each rest."""
+    view = replace(make_view(width=128), part=scorer.eval())
+    chosen = learned(view, 5)
+    shut = replace(chosen, gate=torch.zeros(3, 5))
+    assert settle(view, shut, "drop").carry_sizes(None).abs().max() == 0
+    fused = settle(view, shut, "fuse").apply(view.tokens)
+    torch.testing.assert_close(fused[:, :5], fused[:, 5:].expand(-1, 5, -1))
+    merged, plain = settle(view, shut, "merge").apply(view.tokens), settle(view, chosen, "merge").apply(view.tokens)
+    for b in range(3):
+        tokens = view.tokens[b, chosen.index[b]]
+        for i in range(5):
+            others = [j for j in range(5) if j != i]
+            nearest = max(others, key=lambda j: F.cosine_similarity(tokens[i], tokens[j], dim=0).item())
+            torch.testing.assert_close(merged[b, i], plain[b, nearest])
+
+
+def test_exploration_changes_the_choice_in_training_only(scorer):
+    view = replace(make_view(width=128), part=scorer)
+    plain = learned(view, 6).index
+    scorer.exploration = 2.0
+    assert torch.equal(learned(view, 6).index, plain)
+    scorer.train()
+    assert not torch.equal(learned(view, 6).index, plain)
+    assert torch.equal(learned(view, 6).index, learned(view, 6).index)  # an image's noise is its own
+
+
+def test_a_tower_without_prefix_tokens_is_scored_too(scorer):
+    view = make_view(width=128)
+    bare = replace(view, prefix=view.prefix[:, :0], attention=replace(view.attention, prefix=0), part=scorer)
+    bare = replace(bare, attention=replace(bare.attention, q=view.attention.q[:, :, 1:], k=view.attention.k[:, :, 1:]))
+    assert learned(bare, 5).index.shape == (3, 5)
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def test_saved_and_loaded_weights_choose_the_same(model, scorer, tmp_path):
+    parts.save_part(tmp_path / "learned.safetensors", "learned", scorer, model, {"plans": ["learned@4:32"]})
+    assert parts.read_about(tmp_path / "learned.safetensors")["trained"] == {"plans": ["learned@4:32"]}
+    with torch.no_grad():
+        one, first = feature(model, "learned@4:32", scorer)
+        for weights in (tmp_path, tmp_path / "learned.safetensors", [str(tmp_path / "learned.safetensors")]):
+            with tokensieve.apply(model, "learned@4:32", weights=weights) as handle:
+                assert torch.equal(model.encode_image(IMAGES), one) and torch.equal(handle.kept, first.kept)
+    assert (
+        parts.fingerprint(handle.parts) == parts.fingerprint({"learned": scorer}) != parts.fingerprint({"learned": Scorer(128)})
+    )
+    assert parts.fingerprint({}) is None
+
+
+def test_the_shipped_weights_are_for_the_shipped_model_alone(model):
+    other = load.load("sieve-vit-8", "").model
+    assert set(parts.load_parts(Plan.parse("learned@4:32"), model)) == {"learned"}
+    with pytest.raises(UserError, match=r"learned needs trained weights: --weights FILE, made by tokensieve train configs/"):
+        parts.load_parts(Plan.parse("learned@4:32"), other)
+    assert parts.load_parts(Plan.parse("anchor@4:32"), other) == {}
+
+
+def made(tmp_path, model, scorer):
+    path = tmp_path / "part.safetensors"
+    parts.save_part(path, "learned", scorer, model, {"model": "one"})
+    return path
+
+
+def refused(model, weights, plan="learned@4:32"):
+    with pytest.raises(UserError) as caught:
+        parts.load_parts(Plan.parse(plan), model, weights)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_no_part_is_refused_in_one_line(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    (tmp_path / "cut.safetensors").write_bytes(path.read_bytes()[:5000])
+    assert "damaged" in refused(model, tmp_path / "cut.safetensors")
+    (tmp_path / "pickled.pt").write_bytes(pickle.dumps({"a": 1}))
+    assert "not a safetensors file" in refused(model, tmp_path / "pickled.pt")
+    torch.save(scorer.state_dict(), tmp_path / "saved.pt")
+    assert "not a safetensors file" in refused(model, tmp_path / "saved.pt")
+    save_file(load_file(path), tmp_path / "bare.safetensors")
+    assert "not the trained part of a method" in refused(model, tmp_path / "bare.safetensors")
+    assert "no file" in refused(model, tmp_path / "nowhere.safetensors")
+    (tmp_path / "empty").mkdir()
+    assert "no .safetensors file" in refused(model, tmp_path / "empty")
+
+
+def test_what_does_not_fit_is_refused_in_one_line(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    assert "does not use it" in refused(model, path, "anchor@4:32")
+    assert "another of the files" in refused(model, [path, path])
+    assert "not a Scorer" in refused(model, {"learned": torch.nn.Linear(1, 1)})
+    assert "no method" in refused(model, {"lerned": scorer})
+    assert "not a trained method" in refused(model, {"anchor": scorer})
+    with torch.no_grad():
+        scorer.out.weight[0, 0] = float("nan")
+    assert "NaN" in refused(model, made(tmp_path, model, scorer))
+    del scorer.mix
+    assert "another version" in refused(model, made(tmp_path, model, scorer))
+
+
+def test_weights_for_another_width_are_refused(model, scorer, tmp_path, tiny_clip):
+    other = load.load(tiny_clip.name, tiny_clip.weights).model
+    width = parts.width(open_tower(other))
+    assert width != 128
+    told = refused(other, made(tmp_path, model, scorer), "learned@1:5")
+    assert "width 128 (one)" in told and str(width) in told
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+TINY = """
+task: learned_selector
+output: unused
+plans: ["learned@6:8(rest=merge)", "learned@7:5", "learned@6:9(rest=fuse)"]
+steps: 4
+batch: 3
+threads: 1
+workers: 0
+checkpoint_every: 2
+evaluate: false
+"""
+
+
+def written(tmp_path, text=TINY):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_run_writes_weights_card_and_losses_and_resumes_to_the_same_bits(tmp_path):
+    path = written(tmp_path)
+    whole = training.run(path, output=tmp_path / "whole", quiet=True)
+    card = json.loads((whole / "card.json").read_text())
+    assert card["trained"]["plans"] == ["learned@6:8(rest=merge)", "learned@7:5", "learned@6:9(rest=fuse)"]
+    assert (whole / "losses.csv").read_text().startswith("step,feature,logits")
+    before = fresh_part(METHOD, 128).state_dict()
+    after = load_file(whole / "learned.safetensors")
+    assert after.keys() == before.keys() and all(torch.isfinite(value).all() for value in after.values())
+
+    broken, learner = tmp_path / "broken", selector.SelectorLearner(config.load(path))
+    torch.manual_seed(99)  # what a stopped process leaves behind does not matter
+    rows = [learner.step(index) for index in range(2)]
+    broken.mkdir()
+    checkpoint.save(broken, 2, {"learner": learner.state(), "generators": checkpoint.generators()})
+    kept = (whole / "log.jsonl").read_text().splitlines()[:2]
+    assert [json.loads(row)["feature"] for row in kept] == [round(row["feature"], 6) for row in rows]
+    (broken / "log.jsonl").write_text("".join(row + "\n" for row in kept))
+    training.run(path, resume=True, output=broken, quiet=True)
+    for name in ("learned.safetensors", "log.jsonl"):
+        assert (whole / name).read_bytes() == (broken / name).read_bytes()
+
+
+def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
+    learner = selector.SelectorLearner(config.load(written(tmp_path)))
+    other = selector.SelectorLearner(config.load(written(tmp_path, TINY.replace("batch: 3", "batch: 2"))))
+    with pytest.raises(UserError, match="batch"):
+        other.restore(learner.state())
+
+
+@pytest.mark.parametrize(
+    "was, now, told",
+    [
+        ('"learned@7:5"', '"anchor@7:5"', "nothing to train"),
+        ('"learned@7:5"', '"lerned@7:5"', "Did you mean 'learned'"),
+        ("steps: 4", "steps: 4\nfeature: 0\nlogits: 0", "nothing to learn from"),
+        ("steps: 4", "stepps: 4", "Did you mean 'steps'"),
+    ],
+)
+def test_mistakes_are_told(tmp_path, was, now, told):
+    with pytest.raises(UserError) as caught:
+        config.load(written(tmp_path, TINY.replace(was, now)))
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_shipped_configuration_is_valid():
+    settings = config.load(Path(__file__).parents[1] / "configs" / "learned_selector.yaml")
+    assert all("learned@4" in plan for plan in settings.plans)
+
+
+@pytest.mark.slow
+def test_the_shipped_weights_beat_training_free_choices(model):
+    """On 300 validation pictures: fewer of the full model's answers are lost than by anchor and by random."""
+    from tokensieve.data import sources
+
+    transform = load.load("sieve-vit-8", "scenes-v1").transform
+    images = next(iter(sources.build("embedded", transform, split="val", limit=300).loader(300, 0))).images
+    close = {}
+    with torch.no_grad():
+        full = F.normalize(model.encode_image(images), dim=-1)
+        for plan in ("learned@4:32(rest=merge)", "anchor@4:32(rest=merge)", "random@4:32(rest=merge)"):
+            with tokensieve.apply(model, plan):
+                close[plan] = (F.normalize(model.encode_image(images), dim=-1) * full).sum(-1).mean().item()
+    best, *others = close.values()
+    assert best > max(others), close
