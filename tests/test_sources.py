@@ -366,3 +366,25 @@ def test_parts_are_those_of_random_split(faces: Path, shards: Path) -> None:
             source.divided(proportion, torch.Generator())
     with pytest.raises(UserError, match="give --val_split"):
         sources.build("wds/any", to_tensor, root=str(shards)).divided(0.5, torch.Generator())
+
+
+class Counted(torch.utils.data.IterableDataset):
+    """A stream of another package: its workers take turns."""
+
+    classes, templates = ("zero", "one"), ("a {c}",)
+
+    def __iter__(self) -> Any:
+        info = torch.utils.data.get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        return ((torch.full((3, 2, 2), float(i)), i % 2) for i in range(worker, 11, workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streams_of_other_packages(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clip_benchmark.datasets.builder.build_dataset", lambda name, **options: Counted())
+    source = sources.build("tfds/any", to_tensor, root=str(tmp_path))
+    alone = [everything(batch) for batch in source.loader(3, workers)]
+    ranks = [everything(batch) for rank in (0, 1) for batch in source.loader(3, workers, rank=rank, world=2)]
+    assert source.size is None and sorted(ranks) == alone
+    for batch in source.loader(3, workers):
+        assert batch.images[:, 0, 0, 0].tolist() == batch.samples.tolist()
