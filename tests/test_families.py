@@ -1,8 +1,10 @@
 """One apply for every family: stock without a plan, and with one equal to the stock blocks run slowly on gathered tokens."""
 
 import contextlib
+from argparse import Namespace
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 import timm.layers
@@ -18,7 +20,7 @@ from torch import nn
 import tokensieve
 from tests.reference import anchor_choice
 from tests.test_handle import assert_untouched, snapshot
-from tokensieve import Reduction, Uncuttable, UserError
+from tokensieve import Reduction, Uncuttable, UserError, families
 from tokensieve.core import View
 from tokensieve.methods import REGISTRY, method
 from tokensieve.models import open_tower
@@ -54,7 +56,7 @@ def eva(**changes):
 
 def wrapped(trunk):
     def build():
-        visual = TimmModel("vit_tiny_patch16_224", 16, pool="avg", proj="linear")
+        visual = TimmModel("test_vit", 16, pool="avg", proj="linear")
         visual.trunk = trunk()
         visual.trunk.reset_classifier(0)
         visual.head = nn.Sequential(nn.Linear(WIDTH, 16))
@@ -676,3 +678,23 @@ def test_coarse_says_what_it_needs():
     q = torch.randn(1, 2, 6, 4)
     with pytest.raises(ValueError, match="no CLS token"):
         Attention(q, q, 2, 0.5, has_cls=False).cls_row()
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_made_by_trying_and_is_the_one_in_the_docs(tmp_path, capsys):
+    page = tmp_path / "families.md"
+    families.run(Namespace(output=str(page)))
+    shown = capsys.readouterr().out
+    assert page.read_text() == (Path(__file__).parent.parent / "docs" / "families.md").read_text()
+    assert "pooling query" in page.read_text() and "ModifiedResNet" in shown and "@L.attn" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def test_what_fails_is_shown_with_its_reason():
+    example = families.Example("some", lambda: VisionTransformer(**(TIMM | {"global_pool": "prr"})))
+    line = families.attempt(example)
+    assert line.drops == ["@0", "@L", "@L.attn", "@out"] and line.merges == [] and "takes no sizes" in line.why_not()
+    broken = families.attempt(families.Example("other", lambda: nn.Linear(2, 2), name="Linear"))
+    assert broken.cells()[4] == "nowhere" and "of no family" in broken.why_not()

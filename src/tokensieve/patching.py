@@ -11,8 +11,10 @@ _NOTHING = object()
 
 
 class Patch:
-    """A function in the place of a method of one object, or a hook on it. A copy of the object would still work on the original, so it
-    cannot be copied or pickled."""
+    """A function in the place of a method of one object, or a hook on it.
+
+    A copy of the object would still work on the original, so it cannot be copied or pickled.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
