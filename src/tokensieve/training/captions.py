@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokensieve import config as configuration
 from tokensieve import embedded, results
 from tokensieve.config import CaptionTraining
 from tokensieve.data import scenes
 from tokensieve.data.embedded import EmbeddedCaptions, as_batch
-from tokensieve.errors import UserError
 from tokensieve.generation import Words, write
 from tokensieve.training.clip import thinned
 from tokensieve.training.loop import LOG
@@ -76,7 +76,7 @@ class CaptionLearner:
     def step(self, index: int) -> dict[str, float]:
         began = time.perf_counter()
         latents, tokens, words = self._batch(index)
-        rate = self._rate(index)
+        rate = self.config.optimizer.rate(index, self.config.steps)
         for optimizer in (self.muon, self.adamw):
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -105,33 +105,17 @@ class CaptionLearner:
         texts = [told[int(rng.integers(len(told)))] for told in captions]
         return torch.stack(latents), torch.stack(tokens).float(), self.tokenizer(texts)
 
-    def _rate(self, index: int) -> float:
-        how = self.config.optimizer
-        if index < how.warmup:
-            return how.lr * (index + 1) / how.warmup
-        done = (index - how.warmup) / max(1, self.config.steps - how.warmup)
-        return how.lr * (how.floor + (1 - how.floor) * (1 + math.cos(math.pi * done)) / 2)
-
     def state(self) -> dict[str, Any]:
         return {
-            "recipe": self._recipe(),
+            "recipe": configuration.recipe(self.config),
             "model": self.model.state_dict(),
             "muon": self.muon.state_dict(),
             "adamw": self.adamw.state_dict(),
             "seconds": self.seconds,
         }
 
-    def _recipe(self) -> dict[str, Any]:
-        """What decides the result: all of the configuration but how and where the work is done."""
-        return json.loads(self.config.model_dump_json(exclude={"output", "threads", "checkpoint_every", "evaluate"}))
-
     def restore(self, state: dict[str, Any]) -> None:
-        changed = [key for key, value in self._recipe().items() if state["recipe"].get(key) != value]
-        if changed:
-            raise UserError(
-                f"the run was begun with other values of {', '.join(changed)}; "
-                "restore them in the configuration, or begin a new run with another --output"
-            )
+        configuration.check_recipe(self.config, state["recipe"])
         self.model.load_state_dict(state["model"])
         self.muon.load_state_dict(state["muon"])
         self.adamw.load_state_dict(state["adamw"])
