@@ -310,7 +310,7 @@ def test_models_that_ship_get_pictures() -> None:
     check_self_contained(page, reader)
     (address,) = [address for address in reader.addresses if address.startswith("data:image/webp;base64,")]
     assert len(address) > 10_000
-    assert "nonsense:3 is not drawn" in page
+    assert "nonsense:3 is not drawn" in page and "made with others" in page  # the fingerprint is another model's
     page, reader = page_of(*found, images=0)
     assert "img" not in reader.tags and "What the plans keep" not in page
     page, _ = page_of(result("none", **shipped), images=1)

@@ -7,9 +7,10 @@ of a later cut stand for: cuts are composed from the first on.
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -305,7 +306,8 @@ def draw(bands: Sequence[Band], brief: bool = False) -> Picture:
     rows = _rows(bands, brief)
     width = max(6.0, GAP + max(sum(block.wide() for block in row) for row in rows))
     heights = [_height(row) for row in rows]
-    height = 0.1 + sum(heights) + 0.36
+    columns = max(2, int(width // 1.58))  # of the legend
+    height = 0.1 + sum(heights) + 0.14 + LINE * math.ceil(len(_entries(bands)) / columns)
     if height * DPI > HIGHEST:
         raise UserError(
             "these are too many images and plans for one picture; with --output '{image}.png' each image gets its own"
@@ -419,8 +421,15 @@ def _size(one: Band) -> tuple[float, float]:
     return min(wide, high * shape), min(high, wide / shape)
 
 
-def legend(sheet: Any, bands: Iterable[Band], **style: Any) -> None:
+def legend(sheet: Any, bands: Sequence[Band], **style: Any) -> None:
     """Explains the marks that occur in these bands."""
+    style = {"fontsize": 8, "frameon": False, "handlelength": 1.2, "handleheight": 1.0, "labelcolor": STYLE["ink"]} | style
+    if entries := _entries(bands):
+        sheet.legend(handles=entries, **style)
+
+
+def _entries(bands: Sequence[Band]) -> list[Any]:
+    """A sample with its label for every kind of mark."""
     states = {int(state) for one in bands for stage in one.stages for state in np.unique(stage.states)}
     joint = any(stage.joint.any() for one in bands for stage in one.stages)
     alone = any(((stage.states == PICKED) & ~stage.joint).any() for one in bands for stage in one.stages)
@@ -440,9 +449,7 @@ def legend(sheet: Any, bands: Iterable[Band], **style: Any) -> None:
         entries.append(Patch(facecolor="#8C8C8C", label="dropped at an earlier cut"))
     if any(_unseen(one) for one in bands):
         entries.append(Patch(facecolor="#F2F2F2", edgecolor="#9A9A9A", hatch="/////", label="not seen by the model"))
-    if entries:
-        style = {"fontsize": 8, "frameon": False, "handlelength": 1.2, "handleheight": 1.0, "labelcolor": STYLE["ink"]} | style
-        sheet.legend(handles=entries, **style)
+    return entries
 
 
 # ------------------------------------------------------------------------------------------------------------ small drawing

@@ -333,20 +333,20 @@ def _command(result: Result, rows: Sequence[Result]) -> list[str]:
 
 def _examples(found: Sequence[Result], images: int) -> str:
     """What the plans of each model keep of a few scenes, for models that ship with the package."""
-    plans: dict[tuple[str, str], dict[str, None]] = {}
+    models: dict[tuple[str, str], list[Result]] = {}
     for result in found:
-        of_model = plans.setdefault((str(result["model"]), str(result["pretrained"])), {})
-        of_model.setdefault(str(_part(result, "reduction").get("plan") or "none"), None)
+        models.setdefault((str(result["model"]), str(result["pretrained"])), []).append(result)
     parts = ["<section id='examples'><h2>What the plans keep</h2>"]
-    for (model, pretrained), texts in plans.items():
+    for (model, pretrained), rows in models.items():
         parts.append(f"<h3>{escape(f'{model} ({Path(pretrained).name})' if pretrained else model)}</h3>")
-        parts.append(_pictures(model, pretrained, list(texts), images))
+        parts.append(_pictures(model, pretrained, rows, images))
     return "\n".join([*parts, "</section>"])
 
 
-def _pictures(model: str, pretrained: str, texts: Sequence[str], images: int) -> str:
+def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) -> str:
     from tokensieve import embedded
 
+    texts = list(dict.fromkeys(str(_part(row, "reduction").get("plan") or "none") for row in rows))
     if pretrained not in embedded.MODELS.get(model, ()):
         named = shlex.join(["--model", model, *(["--pretrained", pretrained] if pretrained else [])])
         command = shlex.join(["--plan", texts[0], *(["--compare", *texts[1:]] if texts[1:] else [])])
@@ -358,10 +358,15 @@ def _pictures(model: str, pretrained: str, texts: Sequence[str], images: int) ->
     from tokensieve.models import load
     from tokensieve.plan import Plan
 
-    loaded = load.load(model, pretrained)
+    try:
+        loaded = load.load(model, pretrained)
+    except UserError as error:
+        return f"<p class='soft'>No pictures: {escape(str(error))}</p>"
     originals = [show.read(f"{show.EMBEDDED}{scene}", 0) for scene in SCENES[:images]]
     bands: list[list[pictures.Band]] = [[] for _ in originals]
     said = []
+    if any(_part(row, "run").get("weights", loaded.fingerprint) != loaded.fingerprint for row in rows):
+        said.append("These are drawn with the weights that ship now; some of the results were made with others.")
     for text in (text for text in texts if text != "none"):
         try:
             for so_far, more in zip(bands, show.make_bands(loaded, [Plan.parse(text)], originals), strict=True):
@@ -369,7 +374,7 @@ def _pictures(model: str, pretrained: str, texts: Sequence[str], images: int) ->
         except UserError as error:
             said.append(f"{text} is not drawn: {error}")
     if not any(bands):
-        said = said or ["No pictures: no plan here cuts anything."]
+        said.append("No pictures: no plan here cuts anything.")
     figures = []
     for (name, _, _), of_image in zip(originals, bands, strict=True):
         if of_image:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> list[Path]:
     sheets = _sheets(args.output or DEFAULT_OUTPUT, [name for name, _, _ in originals], str(plans[0]))
     for path in sheets:
         results.check_writable(path)
-    named, weighted = ([name] if name else None for name in (args.model, args.pretrained))
+    named, weighted = ([name] if name is not None else None for name in (args.model, args.pretrained))
     model, pretrained = load.pairs(named, weighted, None, args.model_type)[0]
     loaded = load.load(model, pretrained, model_type=args.model_type, device=find_device(args.device))
     bands = make_bands(loaded, plans, originals, seed=args.seed, weights=args.weights)
