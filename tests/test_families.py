@@ -433,7 +433,11 @@ def test_coarse_row_in_a_view(name):
             attention.cls_row()
 
 
-@pytest.mark.parametrize("plan", ["random@0:9", "pool@2.attn:6", "anchor@2:7(k=2,rest=merge)", "anchor@out:6(k=2,rest=fuse)"])
+@pytest.mark.parametrize(
+    "plan",
+    ["anchor@2:7(k=2,rest=merge)"]
+    + [pytest.param(plan, marks=pytest.mark.slow) for plan in ("random@0:9", "pool@2.attn:6", "anchor@out:6(k=2,rest=fuse)")],
+)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_batch_is_its_images_one_by_one(name, plan):
     model, images = make(name)
@@ -630,6 +634,18 @@ def test_stock_outputs_of_hugging_face_models_keep_their_shape():
         torch.testing.assert_close(F.normalize(features(model, images)), out.image_embeds)
         states = model.vision_model(pixel_values=images, output_hidden_states=True).hidden_states
     assert [state.shape[1] for state in states] == [26, 26, 7, 7, 7]
+
+
+def test_pruned_vision_encoder_takes_any_family():
+    for name, width in (("hf_clip", 16), ("timm_cls", 5)):
+        model, images = make(name)
+        encoder = tokensieve.PrunedVisionEncoder(model, k_anchors=2, top_m=4)
+        with torch.no_grad():
+            features = encoder(images)
+            with tokensieve.apply(model, "anchor(k=2,m=4)"):
+                expected = run(name, model, images)
+        assert features.shape == (3, width) and torch.equal(features, expected)
+        assert encoder.ledger[0].tokens_out == 6
 
 
 def test_an_attention_mask_is_refused():

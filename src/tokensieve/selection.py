@@ -9,6 +9,7 @@ To select inside a model, `tokensieve.apply(model, "anchor@6(k=10,m=50)")` is si
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from tokensieve.errors import UserError
 from tokensieve.handle import Handle, PlanWarning, Row, apply
 from tokensieve.methods import anchor as _anchor
 from tokensieve.methods import get_method
+from tokensieve.models.features import encode_image
 from tokensieve.plan import Plan, Where, make_step
 from tokensieve.scoring import Attention, top
 
@@ -123,9 +125,10 @@ class PrunedVisionEncoder(nn.Module):
         apply(self.visual, self.plan).remove()  # whether it fits is said now
 
     def forward(self, images: Tensor) -> Any:
-        """(B, 3, h, w) -> whatever the stock tower gives, (B, E) for a CLIP."""
+        """(B, 3, h, w) -> whatever the stock tower gives, (B, E) for a CLIP; a Hugging Face model's image feature."""
+        encode = partial(encode_image, self.visual) if hasattr(self.visual, "base_model_prefix") else self.visual
         with Handle(self.visual, Plan.parse(self.plan)) as handle:
-            features = self.visual(images)
+            features = encode(images)
         self.ledger = handle.ledger
         return features
 
