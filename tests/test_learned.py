@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused_in_one_line(model, scorer, tmp_path):
     with torch.no_grad():
         scorer.out.weight[0, 0] = float("nan")
     assert "NaN" in refused(model, made(tmp_path, model, scorer))
-    del scorer.mix
+    del scorer.token
     assert "another version" in refused(model, made(tmp_path, model, scorer))
 
 
@@ -214,7 +214,7 @@ def test_a_run_writes_weights_card_and_losses_and_resumes_to_the_same_bits(tmp_p
     whole = training.run(path, output=tmp_path / "whole", quiet=True)
     card = json.loads((whole / "card.json").read_text())
     assert card["trained"]["plans"] == ["learned@6:8(rest=merge)", "learned@7:5", "learned@6:9(rest=fuse)"]
-    assert (whole / "losses.csv").read_text().startswith("step,feature,logits")
+    assert (whole / "losses.csv").read_text().startswith("step,feature,logits,attention")
     before = fresh_part(METHOD, 128).state_dict()
     after = load_file(whole / "learned.safetensors")
     assert after.keys() == before.keys() and all(torch.isfinite(value).all() for value in after.values())
@@ -244,7 +244,7 @@ def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
     [
         ('"learned@7:5"', '"anchor@7:5"', "nothing to train"),
         ('"learned@7:5"', '"lerned@7:5"', "Did you mean 'learned'"),
-        ("steps: 4", "steps: 4\nfeature: 0\nlogits: 0", "nothing to learn from"),
+        ("steps: 4", "steps: 4\nfeature: 0\nlogits: 0\nattention: 0", "nothing to learn from"),
         ("steps: 4", "stepps: 4", "Did you mean 'steps'"),
     ],
 )
@@ -254,9 +254,15 @@ def test_mistakes_are_told(tmp_path, was, now, told):
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("plan, told", [("learned@out:5", "nothing is learned; use @4"), ("learned@4:196", "keep fewer")])
+def test_a_plan_that_teaches_nothing_is_refused(tmp_path, plan, told):
+    with pytest.raises(UserError, match=told):
+        selector.SelectorLearner(config.load(written(tmp_path, TINY.replace("learned@7:5", plan))))
+
+
 def test_the_shipped_configuration_is_valid():
     settings = config.load(Path(__file__).parents[1] / "configs" / "learned_selector.yaml")
-    assert all("learned@4" in plan for plan in settings.plans)
+    assert all("learned@" in plan for plan in settings.plans)
 
 
 @pytest.mark.slow

@@ -88,6 +88,8 @@ class SelectorLearner:
         self.scorer.exploration = config.exploration
         self.plans = [Plan.parse(text) for text in config.plans]
         self.handles = [Handle(self.model, plan, config.seed, parts={METHOD: self.scorer}) for plan in self.plans]
+        for note in (note for handle in self.handles for note in handle.notes):
+            raise UserError(f"{note}, so there is nothing to learn; keep fewer")
         self.nexts = [self._next_block(plan) for plan in self.plans]
         self.source = self._source(config.split)
         self.scale, self.classifier = self._classifier()
@@ -152,16 +154,24 @@ class SelectorLearner:
         if self.classifier is not None:
             said, meant = ((self.scale * x @ self.classifier).log_softmax(-1) for x in (feature, goal))
             losses["logits"] = F.kl_div(said, meant, reduction="batchmean", log_target=True)
+        if any(self.nexts):  # a row of the log has the same losses at every step
+            losses["attention"] = goal.new_zeros(())
         if scores is not None and heard is not None:
-            losses["attention"] = F.kl_div(scores.log_softmax(-1), heard, reduction="batchmean")
+            losses["attention"] = F.kl_div(scores, heard, reduction="batchmean")
         weights = {"feature": self.config.feature, "logits": self.config.logits, "attention": self.config.attention}
         loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()
         return loss, {name: float(value.detach()) for name, value in losses.items()}
 
     def _next_block(self, plan: Plan) -> Block | None:
-        """The block after the plan's first cut; None where it is not to be imitated, or there is none."""
+        """The block after the plan's first cut; None where it is not to be imitated, or there is none.
+
+        A UserError if nothing that is chosen there could change the feature.
+        """
         tower = open_tower(self.model)
         first = place(plan, tower, seed=0)[0]
+        if first.layer == tower.depth and tower.pools_cls:
+            half = tower.depth // 2
+            raise UserError(f"{plan}: nothing looks at the tokens after this cut, so nothing is learned; use @{half}")
         wanted = self.config.attention > 0 and first.part != "attn" and first.step.method.name == METHOD
         return tower.blocks[first.layer] if wanted and first.layer < tower.depth else None
 
