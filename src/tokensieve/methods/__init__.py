@@ -67,7 +67,7 @@ class Method:
     options: Mapping[str, Option]
     check: Callable[[Mapping[str, Any]], None] | None = None  # raises UserError for values that make no sense
     budget: Callable[[Mapping[str, Any]], int] | None = None  # tokens kept when the plan does not say how many
-    part: Any = None  # class of its trained module: Part(width), Part.from_pretrained(path), view.part
+    part: Any = None  # class of its trained module, made as Part(width); the method finds it in view.part
 
 
 REGISTRY: dict[str, Method] = {}
