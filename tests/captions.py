@@ -29,10 +29,10 @@ def noise(number: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(number))
 
 
-def setup_of(model: Any, tokenizer: Any, size: int | None = None, captions: bool = True, **args: Any) -> Setup:
+def setup_of(model: Any, tokenizer: Any, size: int | None = None, **args: Any) -> Setup:
     """A Setup of what a caption task looks at."""
     said: list[str] = []
-    source = SimpleNamespace(captions=captions, size=size)
+    source = SimpleNamespace(size=size)
     made = {
         "model": "tiny",
         "pretrained": "",

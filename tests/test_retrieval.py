@@ -100,10 +100,11 @@ def test_a_k_that_is_too_large_is_told_at_once_or_at_the_end(tiny_clip):
         run(task, captioned()[:1], model.encode_image)
 
 
-def test_data_without_captions_is_refused(tiny_clip):
+def test_several_images_a_sample_are_for_another_task(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
-    with pytest.raises(UserError, match=r"classes, not captions.*embedded-captions"):
-        RetrievalTask(setup_of(model, tokenizer, captions=False))
+    task = RetrievalTask(setup_of(model, tokenizer))
+    with pytest.raises(UserError, match=r"this data has 2.*image_caption_selection"):
+        task.batch("test", noise(0, 1, 2, 3, 48, 32), [["a", "b"]], [model.encode_image])
 
 
 def test_features_that_are_no_numbers_are_told(tiny_clip):

@@ -17,7 +17,7 @@ from torch import Tensor
 from tokensieve.data.sources import Source
 from tokensieve.errors import UserError
 from tokensieve.tasks import Encode, Record, Setup, Task
-from tokensieve.tasks.matching import captioned, images_to_unit, texts_to_unit
+from tokensieve.tasks.matching import images_to_unit, texts_to_unit
 
 NAME = "image_caption_selection"
 
@@ -30,7 +30,7 @@ class CaptionSelectionTask(Task):
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.source = captioned(setup, NAME)
+        self.source = setup.source(setup.args.split)
 
     def sources(self) -> dict[str, Source]:
         return {"test": self.source}

@@ -17,7 +17,7 @@ from tokensieve.data.sources import Source
 from tokensieve.errors import UserError
 from tokensieve.generation import Words, write
 from tokensieve.tasks import Encode, Record, Setup, Task, caption_metrics
-from tokensieve.tasks.matching import captioned
+from tokensieve.tasks.matching import one_image_each
 
 NAME = "captioning"
 
@@ -44,7 +44,7 @@ class CaptioningTask(Task):
             )
         caption_metrics.check()
         self.setup = setup
-        self.source = captioned(setup, NAME)
+        self.source = setup.source(setup.args.split)
         self.words = Words.of(setup.loaded.tokenizer)
         self.act = self._write
 
@@ -56,7 +56,7 @@ class CaptioningTask(Task):
             return [self.words.text(ids) for ids in write(model, images, self.words)]
 
     def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
-        references = [list(told) for told in targets]
+        images, references = one_image_each(images, NAME), [list(told) for told in targets]
         return [Told(encode(images), references) for encode in encoders]
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:

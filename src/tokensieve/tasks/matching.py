@@ -9,21 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokensieve.data.sources import Source
 from tokensieve.errors import UserError
 from tokensieve.models.features import encode_text
 from tokensieve.tasks import Encode, Setup
 
 
-def captioned(setup: Setup, task: str) -> Source:
-    """The data of the split, which must have captions."""
-    source = setup.source(setup.args.split)
-    if not source.captions:
+def one_image_each(images: Tensor, task: str) -> Tensor:
+    """The images (B,3,h,w) as they are; a UserError if samples have several."""
+    if images.dim() == 5:
         raise UserError(
-            f"--task {task}: {setup.dataset} has classes, not captions. Use --task zeroshot_classification or linear_probe, "
-            f"or a data set with captions, such as --dataset embedded-captions."
+            f"--task {task} needs one image a sample; this data has {images.shape[1]}. Use --task image_caption_selection."
         )
-    return source
+    return images
 
 
 def images_to_unit(setup: Setup, encode: Encode, images: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from tokensieve.data.sources import Source
 from tokensieve.errors import UserError
 from tokensieve.tasks import Encode, Record, Setup, Task
-from tokensieve.tasks.matching import captioned, grouped_stderr, images_to_unit, texts_to_unit
+from tokensieve.tasks.matching import grouped_stderr, images_to_unit, one_image_each, texts_to_unit
 
 NAME = "zeroshot_retrieval"
 _SCORES = 2**24  # how many scores are held at once
@@ -39,7 +39,7 @@ class RetrievalTask(Task):
         self.setup = setup
         self.ks: list[int] = list(dict.fromkeys(setup.args.recall_k))
         self.metric = f"image_retrieval_recall@{self.ks[0]}"
-        self.source = captioned(setup, NAME)
+        self.source = setup.source(setup.args.split)
         if self.source.size is not None:
             _check(self.ks, self.source.size, "images")
 
@@ -50,6 +50,7 @@ class RetrievalTask(Task):
         return {"recall_k": self.ks}
 
     def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
+        images = one_image_each(images, NAME)
         texts = texts_to_unit(self.setup, [text for told in targets for text in told])
         counts = [len(told) for told in targets]
         return [Features(images_to_unit(self.setup, encode, images), texts, counts) for encode in encoders]
