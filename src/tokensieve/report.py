@@ -118,7 +118,7 @@ def _sections(found: Sequence[Result]) -> dict[str, list[Result]]:
         sections.setdefault(", ".join([f"{model} on {result['dataset']}", *filter(None, told)]), []).append(result)
     for rows in sections.values():
         rows.sort(
-            key=lambda row: (plan_of(row) != "none", -(number_of(_part(row, "reduction").get("tokens_out")) or 0), plan_of(row))
+            key=lambda row: (_method(row) != "none", -(number_of(_part(row, "reduction").get("tokens_out")) or 0), plan_of(row))
         )
     return sections
 
@@ -141,7 +141,7 @@ def _section(number: int, name: str, rows: Sequence[Result]) -> str:
     notes = {note: None for row in rows for note in _part(row, "reduction").get("notes") or ()}
     for row in rows:
         done = _part(row, "reduction")
-        if done.get("applied") is False and plan_of(row) != "none":
+        if done.get("applied") is False and _method(row) != "none":
             notes[f"{plan_of(row)} was not applied: {done.get('reason')}"] = None
     if notes:
         parts.append("<ul class='notes'>" + "".join(f"<li>{escape(str(note))}</li>" for note in notes) + "</ul>")
@@ -161,10 +161,11 @@ def _value(result: Result, metric: str | None) -> str:
         return "–"
     times, unit = _shown(metric)
     error = number_of(result["metrics"].get(f"{metric}_stderr"))
-    digits = 2 if unit else 3
-    return f"{times * value:.{digits}f}" + (
-        f" <span class='soft'>± {times * error:.{digits}f}</span>" if error is not None else ""
-    )
+
+    def said(number: float) -> str:
+        return f"{times * number:.2f}" if unit else f"{number:.4g}"
+
+    return said(value) + (f" <span class='soft'>± {said(error)}</span>" if error is not None else "")
 
 
 def _table(rows: Sequence[Result], metric: str | None) -> str:
