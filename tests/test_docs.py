@@ -15,6 +15,7 @@ from tokensieve.testing import check_method
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
+USE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
 
 
 def blocks(text, language=""):
@@ -31,7 +32,7 @@ def blocks(text, language=""):
 
 
 def commands():
-    lines = "\n".join(blocks(README)).replace("\\\n", " ").splitlines()
+    lines = "\n".join([*blocks(README), *blocks(USE)]).replace("\\\n", " ").splitlines()
     return [re.sub(r"\s+#.*", "", line) for line in lines if line.startswith("tokensieve ")]
 
 

@@ -69,10 +69,14 @@ class Arm:
         return self.reason is not None and not (self.plan.is_identity and self.reason == "the plan is none")
 
     @property
+    def trained(self) -> str | None:
+        """A fingerprint of the trained weights that its methods use."""
+        return parts.fingerprint(self.handle.parts) if self.handle else None
+
+    @property
     def key(self) -> str:
         """The plan, and which trained weights it uses."""
-        trained = parts.fingerprint(self.handle.parts) if self.handle else None
-        return f"{self.plan} {trained}" if trained else str(self.plan)
+        return f"{self.plan} {self.trained}" if self.trained else str(self.plan)
 
     @property
     def notes(self) -> list[str]:
@@ -147,6 +151,7 @@ def reductions(arms: Sequence[Arm], full: Arm, image: Tensor) -> list[dict[str, 
                     "layers": [vars(row) for row in ledger],
                     "tokens_in": patches,
                     "tokens_out": ledger[-1].tokens_out if ledger else patches,
+                    **({"trained": arm.trained} if arm.trained else {}),
                     "token_fusion": arm.fusion.kind,
                     **({"token_fusion_weight": arm.fusion.weight} if arm.fusion.kind == "weighted" else {}),
                     "gflops": gflops(partial(arm.encode, image)) if arm.handle or arm.fusion.kind != "cls" else cost_full,

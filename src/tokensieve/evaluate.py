@@ -190,6 +190,9 @@ def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) ->
     for name, task in tasks.items():
         if args.skip_load and task != LINEAR_PROBE:
             raise UserError(f"--skip_load works with --task {LINEAR_PROBE} only, not with {task} ({name}).")
+    trained = [str(plan) for plan in plans if any(step.method.part for step in plan.steps)]
+    if args.skip_load and trained:
+        raise UserError(f"--skip_load: {trained[0]} has trained weights, which belong to a model; leave --skip_load out.")
     splits = _splits(args, datasets)
     jobs: list[Job] = []
     owner: dict[Path, str] = {}
@@ -277,6 +280,7 @@ def run_job(
         data = task.sources()
     streamed = [source.workers(args.num_workers) for source in data.values() if source.size is None]
     settings = {
+        "model_type": args.model_type,
         "seed": args.seed,
         "split": args.split,
         "limit": args.limit,
@@ -290,7 +294,7 @@ def run_job(
     arms = [] if args.skip_load else _arms(plans, loaded, args, precision, fusion, task)
     keys = {str(plan): str(plan) for plan in plans} | {str(arm.plan): arm.key for arm in arms}
     marks = [source.fingerprint for source in data.values()]
-    identity = [job.model, loaded.fingerprint, job.dataset, marks, job.language, job.task, settings, vars(fusion)]
+    identity = [job.model, task.weights, job.dataset, marks, job.language, job.task, settings, vars(fusion)]
     code = [results.code_version(), results.versions()]
     stamps = {plan: results.digest([*identity, key, *code]) for plan, key in keys.items()}
     if args.skip_existing:
@@ -317,31 +321,31 @@ def run_job(
     for split, source in data.items():
         waiting = [arm for arm in arms if str(arm.plan) in pending[split]]
         passes[split] = _pass_over(split, source, task, waiting, full, job, args, device, show, here)
+        for plan, fresh in passes[split].records.items():
+            task.store(keys[plan], split, fresh)
     if not here.leads:
         return []
 
     rows = []
     made = _no_model(plans) if args.skip_load else reductions(arms, full, _an_image(passes, data, device))
-    for plan, reduction in zip(map(str, plans), made, strict=True):
-        records = {}
+    for text, reduction in zip(map(str, plans), made, strict=True):
+        records, samples = {}, {}
         for split, done in passes.items():
-            if plan in pending[split]:
-                records[split] = done.records[plan]
-                task.store(keys[plan], split, records[split])
-            else:
-                records[split] = task.stored(keys[plan], split) or []
+            made_now = text in done.records
+            records[split] = done.records[text] if made_now else task.stored(keys[text], split) or []
+            samples[split] = done.n_samples if made_now else task.count(records[split])
         run = {
             "versions": results.versions(),
             **settings,
-            "n_samples": passes[list(data)[-1]].n_samples,
+            "n_samples": samples[list(data)[-1]],
             "n_skipped": sum(len(done.broken) for done in passes.values()),
-            "samples": {split: done.n_samples for split, done in passes.items()},
+            "samples": samples,
             "processes": here.size,
             "seconds": 0.0,
             "threads": torch.get_num_threads(),
-            "weights": loaded.fingerprint,
+            "weights": task.weights,
             "data": marks[0] if len(marks) == 1 else marks,
-            "key": stamps[plan],
+            "key": stamps[text],
         }
         rows.append(_row(job, task, records, reduction, run, args, data))
     for row in rows:
@@ -457,7 +461,7 @@ def _pass_over(
 ) -> Done:
     """Every batch under every plan, beginning with another each time; process 0 has the records of all, in order."""
     if not arms:
-        return Done({}, source.size or 0, [], None)
+        return Done({}, 0, [], None)
     reading = Reading(source, f"{job.dataset} ({split})" if split != "test" else job.dataset, args.max_broken, here)
     title = f"{job.model} on {reading.data}" if show else None
     batches = reading.batches(args.batch_size, args.num_workers, device, title)

@@ -20,7 +20,7 @@ def print_table(rows: Sequence[dict[str, Any]], files: Sequence[Path], metric: s
     model = f"{first['model']} ({weights})" if weights else first["model"]
     title = f"{model} on {first['dataset']}, {run['n_samples']} images"
     table = Table(title=f"{title}, {run['device']}, {run['dtype']}", title_justify="left")
-    table.add_column("plan", overflow="fold", min_width=22)
+    table.add_column("plan", overflow="fold", min_width=12)
     head = metric if len(metric) <= 16 else metric.replace("_", "\n")
     for name in ("tokens", head, "GFLOPs", "images/s", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -46,6 +46,7 @@ class Task:
 
     name: str
     metric: str  # the number that tables and plots show
+    setup: Setup
     act: Callable[[Any, Tensor], Any] | None = None  # (model, images): what is run instead of encoding the images
 
     def sources(self) -> dict[str, Source]:
@@ -65,6 +66,15 @@ class Task:
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         """The numbers of one plan, and their standard errors as NAME_stderr, from the records of every pass in order."""
+        raise NotImplementedError
+
+    @property
+    def weights(self) -> str:
+        """The fingerprint of the weights that the records are made with."""
+        return self.setup.loaded.fingerprint
+
+    def count(self, records: list[Record]) -> int:
+        """How many samples stored records are of."""
         raise NotImplementedError
 
     def stored(self, plan: str, split: str) -> list[Record] | None:

@@ -171,6 +171,9 @@ class LinearProbeTask(Task):
             return None
         return [Features(found["features"], found["labels"])]
 
+    def count(self, records: list[Record]) -> int:
+        return sum(len(record.labels) for record in records)
+
     def store(self, plan: str, split: str, records: list[Record]) -> None:
         whole = joined(records)
         self.kept.keep(self._identity(plan, split), {"features": whole.features, "labels": whole.labels})
