@@ -87,7 +87,8 @@ class FeatureStore:
         places = ("split", "plan")
         same = [entry for entry in there if all(entry.get(key) == known.get(key, entry.get(key)) for key in places)]
         if same:
-            odd = [f"{key} {same[0].get(key)}, not {value}" for key, value in known.items() if same[0].get(key) != value]
+            odds = [[f"{k} {entry.get(k)}, not {v}" for k, v in known.items() if entry.get(k) != v] for entry in same]
+            odd = min(odds, key=len)  # of the one that is nearest to what is wanted
             held = f"such ones only with other settings ({'; '.join(odd)})"
         else:
             held = ", ".join(sorted({f"{entry.get('split')!r} under {entry.get('plan')}" for entry in there})) or "nothing"
