@@ -188,6 +188,7 @@ class Handle:
         inside = [cut for cut in cuts if cut.part == "attn"]
         after = [cut for cut in cuts if cut.layer == number and cut.part != "attn"]
         asked = bool(inside) or any("attention" in cut.step.method.needs for cut in after)
+        only_zeros = not inside and all(cut.step.rest == "zero" for cut in after)  # S1: the CLS feature stays, to the bit
 
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             if number == 1 or self._pass is None:
@@ -197,11 +198,11 @@ class Handle:
                 x = self._cut(cut, x, state)
             args, named = block.narrow(state.at, args, kwargs)
             if asked or state.bias is not None:
-                x, state.attention = block.attend(x, state.bias, *args, **named)
+                opened, state.attention = block.attend(x, state.bias, *args, **named)
                 state.since = None
                 for cut in inside:
-                    x = self._cut(cut, x, state)
-                x = block.feed(x)
+                    opened = self._cut(cut, opened, state)
+                x = stock(x, *args, **named) if only_zeros and state.bias is None else block.feed(opened)
             else:
                 x = stock(x, *args, **named)
             for cut in after:
