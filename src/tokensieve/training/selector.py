@@ -91,7 +91,7 @@ class SelectorLearner:
         for note in (note for handle in self.handles for note in handle.notes):
             raise UserError(f"{note}, so there is nothing to learn; keep fewer")
         self.nexts = [self._next_block(plan) for plan in self.plans]
-        self.source = self._source(config.split)
+        self.source = self.read(config.split)
         self.scale, self.classifier = self._classifier()
         matrices = [p for p in self.scorer.parameters() if p.ndim >= 2]
         gains = [p for p in self.scorer.parameters() if p.ndim < 2]
@@ -175,9 +175,10 @@ class SelectorLearner:
         wanted = self.config.attention > 0 and first.part != "attn" and first.step.method.name == METHOD
         return tower.blocks[first.layer] if wanted and first.layer < tower.depth else None
 
-    def _source(self, split: str) -> sources.Source:
+    def read(self, split: str, limit: int | None = None) -> sources.Source:
+        """A split of the data set, or the first images of it."""
         config = self.config
-        return sources.build(config.dataset, self.loaded.transform, root=config.dataset_root, split=split)
+        return sources.build(config.dataset, self.loaded.transform, root=config.dataset_root, split=split, limit=limit)
 
     def _classifier(self) -> tuple[float, Tensor | None]:
         """The model's temperature and one column a class (E, C); None where data or model know no classes."""
@@ -221,11 +222,11 @@ class SelectorLearner:
 def measure(learner: SelectorLearner) -> dict[str, dict[str, float]]:
     """On the validation split, of the full model and every plan: the cosine to the full model's feature, and acc1."""
     learner.scorer.eval()
-    source = learner._source(learner.config.val_split)
+    source = learner.read(learner.config.val_split, learner.config.val_images)
     runs = {"none": None} | {str(plan): handle for plan, handle in zip(learner.plans, learner.handles, strict=True)}
     close, right, seen = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0), 0
     for batch in source.loader(64, learner.config.workers):
-        images, targets = batch.images.to(learner.device), torch.as_tensor(batch.targets)
+        images = batch.images.to(learner.device)
         goal = F.normalize(encode_image(learner.model, images), dim=-1)
         for name, handle in runs.items():
             feature = goal
@@ -235,10 +236,9 @@ def measure(learner: SelectorLearner) -> dict[str, dict[str, float]]:
                     feature = F.normalize(encode_image(learner.model, images), dim=-1)
             close[name] += float((feature * goal).sum())
             if learner.classifier is not None:
-                right[name] += int(((feature @ learner.classifier).argmax(-1).cpu() == targets).sum())
+                best = (feature @ learner.classifier).argmax(-1).cpu()  # (B,)
+                right[name] += int((best == torch.as_tensor(batch.targets)).sum())
         seen += len(images)
-        if learner.config.val_images is not None and seen >= learner.config.val_images:
-            break
     measured = {}
     for name in runs:
         measured[name] = {"cosine": round(close[name] / seen, 4), "n": seen}
