@@ -80,10 +80,56 @@ def throughput() -> str:
     return table([head, "loop / clip_benchmark's", "whole evaluation / clip_benchmark's loop"], rows)
 
 
+def percent(row: dict[str, Any], metric: str) -> str:
+    return f"{100 * row['metrics'][metric]:.1f} ± {100 * row['metrics'][f'{metric}_stderr']:.1f}"
+
+
+def tasks() -> str:
+    """The other tasks on the embedded data."""
+    columns = {
+        "retrieval": ("image_retrieval_recall@1", "text_retrieval_recall@1"),
+        "selection": ("acc",),
+        "probe": ("lp_acc1",),
+    }
+    found = {name: {row["reduction"]["plan"]: row for row in read(f"{name}_*.json")} for name in columns}
+    head = ["plan", "image recall@1, %", "text recall@1, %", "selection acc, %", "linear probe acc1, %"]
+    rows = []
+    for plan in sorted(found["retrieval"], key=lambda plan: (plan != "none", plan)):
+        cells = [percent(found[name][plan], metric) for name, metrics in columns.items() for metric in metrics]
+        rows.append([f"`{plan}`", *cells])
+    return table(head, rows)
+
+
+def captions() -> str:
+    """Captioning by the embedded CoCa."""
+    metrics = ("Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
+    rows = []
+    for row in sorted(read("captions_*.json"), key=order):
+        numbers = row["metrics"]
+        rows.append(
+            [f"`{row['reduction']['plan']}`", *(f"{numbers[name]:.3f} ± {numbers[f'{name}_stderr']:.3f}" for name in metrics)]
+        )
+    return table(["plan", *metrics], rows)
+
+
+def fusion() -> str:
+    """What the image feature is made of."""
+    rows = []
+    for kind in ("cls", "weighted", "mean"):
+        (pruned,), (selected,) = read(f"fusion_pruning_{kind}.json"), read(f"fusion_selection_{kind}.json")
+        rows.append([f"`{kind}`", accuracy(pruned), accuracy(selected)])
+    (pruned,), (selected,) = read("fusion_pruning_cls.json"), read("fusion_selection_cls.json")
+    plans = [row["reduction"]["plan"] for row in (pruned, selected)]
+    return table(["token_fusion", *(f"acc1, %: `{plan}`" for plan in plans)], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "default": default_job,
     "embedded": embedded,
     "speed": speed,
+    "tasks": tasks,
+    "captions": captions,
+    "fusion": fusion,
     "throughput": throughput,
 }
 
