@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import tokensieve
+from tests.reference import attention_matrix
 from tokensieve import Plan, UserError, config, parts, training
 from tokensieve.methods import get_method
 from tokensieve.methods.learned import Scorer, learned
 from tokensieve.models import load, open_tower
+from tokensieve.models.features import encode_image
 from tokensieve.rest import settle
 from tokensieve.testing import fresh_part, make_view
 from tokensieve.training import checkpoint, selector
@@ -106,11 +108,37 @@ def test_exploration_changes_the_choice_in_training_only(scorer):
     assert torch.equal(learned(view, 6).index, learned(view, 6).index)  # an image's noise is its own
 
 
-def test_a_tower_without_prefix_tokens_is_scored_too(scorer):
-    view = make_view(width=128)
-    bare = replace(view, prefix=view.prefix[:, :0], attention=replace(view.attention, prefix=0), part=scorer)
-    bare = replace(bare, attention=replace(bare.attention, q=view.attention.q[:, :, 1:], k=view.attention.k[:, :, 1:]))
-    assert learned(bare, 5).index.shape == (3, 5)
+@pytest.mark.parametrize("family", ["Siglip", "DINOv3ViT", "Dinov2"])
+@pytest.mark.parametrize("rest", RESTS)
+def test_other_families_can_be_trained_for(family, rest):
+    """No CLS token; registers and rotary angles; layer scale."""
+    import transformers
+
+    name = f"{family}Vision" if family == "Siglip" else family
+    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    kind = getattr(transformers, f"{name}Config")(**small, image_size=64, patch_size=16)
+    net = getattr(transformers, f"{name}Model")(kind).eval().requires_grad_(False)
+    part = fresh_part(METHOD, 32).train()
+    images = torch.randn(2, 3, 64, 64)
+    _, heard = selector.seen_in_full(net, images, open_tower(net).blocks[2])
+    assert heard.shape == (2, 16)
+    torch.testing.assert_close(heard.sum(-1), torch.ones(2))
+    with tokensieve.apply(net, f"learned@2:5(rest={rest})", weights={"learned": part}):
+        (encode_image(net, images) @ torch.randn(32)).sum().backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in part.parameters())
+
+
+def test_the_goal_is_the_models_feature_and_its_next_blocks_cls_row(model):
+    block = open_tower(model).blocks[4]
+    caught = []
+    hook = block.module.register_forward_pre_hook(lambda module, args: caught.append(args[0]))
+    goal, heard = selector.seen_in_full(model, IMAGES, block)
+    hook.remove()
+    with torch.no_grad():
+        row = attention_matrix(block.module, caught[0])[:, 0, 1:]
+        torch.testing.assert_close(goal, F.normalize(model.encode_image(IMAGES), dim=-1))
+    torch.testing.assert_close(heard, row / row.sum(-1, keepdim=True), atol=1e-6, rtol=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

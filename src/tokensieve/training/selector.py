@@ -69,6 +69,31 @@ class Shuffled(Dataset[Tensor]):
         return torch.stack(images)  # (B, 3, h, w)
 
 
+def seen_in_full(model: nn.Module, images: Tensor, block: Block | None) -> tuple[Tensor, Tensor | None]:
+    """Of all tokens: the model's unit feature (B, E), and what CLS attends to in this block (B, N), adding up to 1.
+
+    Without a CLS token: what the patches attend to.
+    """
+    caught: list[Any] = []
+
+    def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        caught.append((args, kwargs))
+
+    with torch.no_grad():
+        if block is None:
+            return F.normalize(encode_image(model, images), dim=-1), None
+        hook = block.module.register_forward_pre_hook(catch, with_kwargs=True)
+        try:
+            goal = F.normalize(encode_image(model, images), dim=-1)
+        finally:
+            hook.remove()
+        (x, *given), named = caught[0]
+        args, kwargs = block.narrow(None, tuple(given), named)
+        _, attention = block.attend(x, None, *args, **kwargs)
+        heard = View(x[:, attention.prefix :], x[:, : attention.prefix], None, attention).coarse()
+        return goal, heard / heard.sum(-1, keepdim=True)
+
+
 class SelectorLearner:
     """The frozen model, the selector, its optimizer and the batches: what the loop drives."""
 
@@ -111,7 +136,7 @@ class SelectorLearner:
         for group in self.adamw.param_groups:
             group["lr"] = self.config.optimizer.rate(index, self.config.steps)
         self.adamw.zero_grad(set_to_none=True)
-        goal, heard = self._goal(images, self.nexts[drawn])
+        goal, heard = seen_in_full(self.model, images, self.nexts[drawn])
         self.scorer.train()
         with handle:
             feature = F.normalize(encode_image(self.model, images), dim=-1)
@@ -122,28 +147,6 @@ class SelectorLearner:
         self.adamw.step()
         self.seconds += time.perf_counter() - began
         return told
-
-    def _goal(self, images: Tensor, block: Block | None) -> tuple[Tensor, Tensor | None]:
-        """Of all tokens: the feature (B, E), and what this block attends to (B, N), adding up to 1."""
-        caught: list[Any] = []
-        hook = None
-        if block is not None:
-            hook = block.module.register_forward_pre_hook(
-                lambda module, args, kwargs: caught.append((args, kwargs)), with_kwargs=True
-            )
-        try:
-            with torch.no_grad():
-                goal = F.normalize(encode_image(self.model, images), dim=-1)
-                if block is None:
-                    return goal, None
-                (x, *others), kwargs = caught[0]
-                others, kwargs = block.narrow(None, tuple(others), kwargs)
-                _, attention = block.attend(x, None, *others, **kwargs)
-        finally:
-            if hook is not None:
-                hook.remove()
-        heard = View(x[:, attention.prefix :], x[:, : attention.prefix], None, attention).coarse()
-        return goal, heard / heard.sum(-1, keepdim=True)
 
     def _loss(
         self, feature: Tensor, goal: Tensor, scores: Tensor | None, heard: Tensor | None
