@@ -8,6 +8,7 @@ import open_clip
 import pytest
 import torch
 
+from tests.captions import stock_generate
 from tokensieve import embedded
 from tokensieve.data import scenes
 from tokensieve.data.embedded import (
@@ -20,6 +21,8 @@ from tokensieve.data.embedded import (
 )
 from tokensieve.embedded import tokenizer as embedded_tokenizer
 from tokensieve.errors import UserError
+from tokensieve.generation import Words, write
+from tokensieve.models.load import load
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +132,36 @@ def test_the_card_tells_how_it_was_made():
     card = embedded.card()
     assert {"recipe", "seed", "seconds", "loss_curve", "accuracy", "parameters"} <= set(card)
     assert card["accuracy"]["test/seen"]["n"] == 4000 and card["accuracy"]["test/heldout"]["n"] == 2000
+
+
+@pytest.fixture(scope="module")
+def coca():
+    return load(embedded.CAPTIONER, embedded.CAPTIONER_PRETRAINED)
+
+
+def test_the_captioner_is_open_clips_coca_on_the_clips_own_tower(coca, clip):
+    assert isinstance(coca.model, open_clip.CoCa)
+    assert embedded.weights_path(embedded.CAPTIONER_PRETRAINED).stat().st_size < 10e6
+    ours, theirs = coca.model.visual.state_dict(), clip[0].visual.state_dict()
+    assert all(torch.equal(ours[name], value.half().float()) for name, value in theirs.items())
+    card = embedded.card(embedded.CAPTIONER_PRETRAINED)
+    assert {"recipe", "seed", "seconds", "loss_curve", "accuracy", "parameters"} <= set(card)
+    assert card["accuracy"]["test"]["n"] == 1000
+
+
+@torch.inference_mode()
+def test_the_captioner_tells_what_is_there(coca):
+    data = EmbeddedCaptions("val", transform=coca.transform)
+    images = torch.stack([data[i][0] for i in range(24)])
+    words = Words.of(coca.tokenizer)
+    told = [words.text(ids) for ids in write(coca.model, images, words)]
+    assert all(word in embedded_tokenizer.WORDS for text in told for word in text.split())
+    shown = [thing for i in range(24) for thing in data.scene(i).objects]
+    named = [thing for i in range(24) for thing in data.scene(i).objects if scenes.name_of(thing.pair) in told[i]]
+    assert len(named) / len(shown) > 0.4
+    with stock_generate():  # open_clip's own code, told of this tokenizer's tokens, writes the same
+        ids = coca.model.generate(images[:4], sot_token_id=words.start, eos_token_id=words.end, seq_len=24)
+    assert [words.text(row) for row in ids.tolist()] == told[:4]
 
 
 @pytest.mark.parametrize(
