@@ -411,3 +411,17 @@ def test_attention_after_a_cut_before_the_first_block_is_of_what_is_left():
         y, seen = block.attend(x)
         kept = tokensieve.select_tokens_with_scoring(block.feed(y), 2, 3, attention=seen)
     assert torch.equal(handle.kept, first.index.gather(1, kept))
+
+
+def test_a_batch_of_smaller_images_than_configured_says_that_everything_is_kept():
+    import timm
+
+    model = timm.create_model("vit_tiny_patch16_224", depth=2, dynamic_img_size=True, img_size=64).eval()
+    with tokensieve.apply(model, "anchor@1:9(k=2)") as handle, torch.no_grad():
+        assert not handle.notes  # 16 patches at the configured size
+        with pytest.warns(tokensieve.handle.PlanWarning, match="9 patch tokens arrive"):
+            model(torch.randn(1, 3, 48, 48))
+        model(torch.randn(1, 3, 48, 48))  # said once
+        assert len(handle.notes) == 1 and [vars(row) for row in handle.ledger] == [
+            {"layer": "1", "tokens_in": 9, "tokens_out": 9}
+        ]

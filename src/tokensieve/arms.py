@@ -105,7 +105,8 @@ class Arm:
             self.handle.samples = samples
             self.handle.attach()
         try:
-            with self.precision():
+            with self.precision(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", PlanWarning)  # as above
                 return act(self.model, images)
         finally:
             if self.handle is not None:

@@ -325,6 +325,9 @@ def run_job(
             task.store(keys[plan], split, fresh)
     if not here.leads:
         return []
+    for arm in arms:
+        for note in arm.notes:  # what only the images could tell
+            say(note)
 
     rows = []
     made = _no_model(plans) if args.skip_load else reductions(arms, full, _an_image(passes, data, device))

@@ -298,4 +298,7 @@ def run(args: Namespace) -> None:
     for note in filter(None, map(Line.why_not, lines)):
         console.print(note, highlight=False)
     if args.output is not None:
-        Path(args.output).write_text(markdown(lines), encoding="utf-8")
+        path, text = Path(args.output), markdown(lines)
+        if path.exists() and path.read_bytes() != text.encode():
+            results.move_aside(path)
+        results.write_text(path, text)

@@ -241,6 +241,10 @@ class Handle:
             raise UserError(f"{step} at layer {cut.name} leaves no token of {n}")
         if keep == n:
             state.ledger.append(Row(cut.name, n, n))
+            note = all_kept(cut, n)
+            if note not in self.notes:  # images smaller than the configured size
+                self.notes.append(note)
+                warnings.warn(note, PlanWarning, stacklevel=2)
             return x
         if not torch.isfinite(tokens.sum(dtype=torch.float32)):
             raise UserError(f"the tokens at layer {cut.name} hold NaN or infinity, so nothing can be ranked there")
@@ -329,6 +333,13 @@ def _places(step: Step, depth: int) -> list[tuple[int, str]]:
     return places
 
 
+def all_kept(cut: Cut, n: int) -> str:
+    """What to say where a cut cuts nothing of n tokens."""
+    budget = cut.step.spending()
+    asked = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
+    return f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {asked}: everything is kept"
+
+
 def foresee(cuts: list[Cut], tower: Tower) -> list[str]:
     """Walks the token counts through the plan: an error where nothing would be left, notes where nothing is cut."""
     notes, n = [], tower.grid[0] * tower.grid[1]
@@ -338,8 +349,7 @@ def foresee(cuts: list[Cut], tower: Tower) -> list[str]:
         if keep < 1:
             raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")
         if keep == n:
-            asked = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
-            notes.append(f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {asked}: everything is kept")
+            notes.append(all_kept(cut, n))
         elif cut.step.rest == "zero" and tower.pools_cls:
             notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens become 0")
         n = keep + 1 if cut.step.rest == "fuse" and keep < n else keep
