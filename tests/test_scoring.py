@@ -66,6 +66,19 @@ def test_attend_is_the_softmax_mean(parts):
     torch.testing.assert_close(lse, logits.logsumexp(-1))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_bias_is_the_one_that_the_kernel_saw(dtype):
+    """log(size) is rounded to the model's type in the kernel; exact entries against its log-sum-exp would not add up to 1."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 11, 8).to(dtype)
+    bias = torch.randint(1, 40, (2, 1, 1, 11)).float().log()
+    seen = Attention(q, k, 0, 8**-0.5, bias, attend(q, k, v, bias, 8**-0.5)[1])
+    columns = seen.columns(torch.arange(11).expand(2, -1))
+    torch.testing.assert_close(columns.sum(-1), torch.ones(2, 11), rtol=0, atol=2e-4)
+    rounded = whole_matrix(q.float(), k.float(), 8**-0.5, bias.to(dtype).float())
+    torch.testing.assert_close(columns, rounded, rtol=2e-4, atol=0)
+
+
 def test_top_is_stable_and_in_raster_order():
     scores = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     assert top(scores, 2).tolist() == [[1, 2], [0, 1]]

@@ -91,7 +91,7 @@ class Attention:
         logits = (q.float() * self.scale) @ k.float().transpose(-1, -2)
         if self.bias is None:
             return logits
-        bias = self.bias.float()
+        bias = self.bias.to(self.q.dtype).float()  # as attend() hands it to the kernel
         if columns is not None:
             bias = torch.take_along_dim(bias, columns[:, None, None, :], dim=-1)
         return logits + bias
