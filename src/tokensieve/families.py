@@ -40,7 +40,7 @@ After a cut, rotary angles are those of the kept patches of each image; a merged
 it. `@L` is after block L, `@L.attn` between its attention and its MLP. "by size" means that the model's own pooling counts a
 merged token as often as it stands for patches; where the feature is made of prefix tokens alone, sizes reach it through
 the attention of later blocks. Grids are those of the batch, not those of the config. SigLIP2's padding is taken off before
-the first block; the images of one batch need the same number of patches. Not to be cut: a tower without patch tokens
+the first block; the images of one batch need the same grid of patches. Not to be cut: a tower without patch tokens
 (ResNet), blocks that run attention and MLP in parallel, backbones and decoders that need the whole raster.
 """
 WHERES = ("0", "2", "2.attn", "out")

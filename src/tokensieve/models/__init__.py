@@ -54,7 +54,7 @@ class Block(Protocol):
 class Layout:
     """How the patches of the batch under way lie."""
 
-    grid: tuple[int, int] | None  # (h, w); None: the images have different grids
+    grid: tuple[int, int]  # (h, w) of every image
     n: int  # patches of each image
     padded: bool = False  # what arrives after them is padding
 

@@ -229,13 +229,14 @@ def _watch_shapes(net: Any, tell: Callable[[Layout], None]) -> list[Undo]:
     def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shapes = kwargs["spatial_shapes"] if "spatial_shapes" in kwargs else args[1]
         grids = [(int(h), int(w)) for h, w in shapes.tolist()]
-        counts = sorted({h * w for h, w in grids})
-        if len(counts) > 1:
+        if len(set(grids)) > 1:
+            shown = ", ".join(f"{h} x {w}" for h, w in sorted(set(grids))[:4])
             raise UserError(
-                f"the images of this batch have between {counts[0]} and {counts[-1]} patches, and one plan keeps the same "
-                "number of each; put images with the same number of patches into a batch"
+                f"the images of this batch have different grids of patches ({shown}), and a plan cuts one grid; "
+                "put images with the same grid into a batch"
             )
-        tell(Layout(grids[0] if len(set(grids)) == 1 else None, counts[0], padded=True))
+        h, w = grids[0]
+        tell(Layout((h, w), h * w, padded=True))
 
     def unmask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args[:1], {name: value for name, value in kwargs.items() if name != "attention_mask"}
