@@ -121,6 +121,31 @@ def test_models_without_a_text_tower_name_the_task_they_are_for():
             encode_text(model, torch.zeros(1, 4, dtype=torch.long))
 
 
+def test_a_distilled_classifiers_feature_is_that_of_its_cls_token():
+    from transformers import DeiTConfig, DeiTForImageClassificationWithTeacher
+
+    model = DeiTForImageClassificationWithTeacher(DeiTConfig(**hf_models.VISION)).eval()
+    with torch.no_grad():
+        expected = model.deit(IMAGES).last_hidden_state[:, 0]
+        feature, tokens = get_image_features_with_tokens(model, IMAGES)
+    assert torch.equal(feature, expected) and tokens.shape == (3, 36, 32)
+
+
+@pytest.mark.parametrize("kind", ["open_clip", "timm", "with tokens"])
+def test_a_bare_open_clip_tower_is_its_own_encoder(tiny_clip, kind):
+    model = tiny_clip.make()[0].visual
+    if kind == "timm":
+        from open_clip.timm_model import TimmModel
+
+        model = TimmModel("test_vit", embed_dim=16, image_size=(48, 32), pool="token", proj="linear").eval()
+    images = torch.randn(2, 3, 48, 32)
+    with torch.no_grad(), tokensieve.apply(model, "none"):
+        expected = model(images)
+        model.output_tokens = kind == "with tokens"
+        feature, tokens = get_image_features_with_tokens(model, images)
+    assert torch.equal(feature, expected) and tokens.shape[:2] == (2, 6 if kind == "timm" else 24)
+
+
 def test_what_is_no_model_of_images_says_so():
     with pytest.raises(UserError, match="Linear is no model that makes features of images; known are open_clip"):
         encode_image(torch.nn.Linear(2, 2), IMAGES)

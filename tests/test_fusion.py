@@ -120,6 +120,22 @@ def test_merged_tokens_count_as_often_as_they_stand_for_patches(tiny_clip):
             torch.testing.assert_close(mean[b], by_hand, rtol=1e-4, atol=1e-4)
 
 
+def test_a_feature_that_the_model_normalises_is_mixed_before_that():
+    from tokensieve import embedded
+    from tokensieve.models import load
+
+    name = next(name for name in embedded.MODELS if "coca" in name)
+    model, pixels = load.load(name, embedded.default_weights(name)).model, torch.randn(2, 3, 112, 112)
+    with torch.no_grad():
+        cls = model.encode_image(pixels, normalize=False)
+        assert torch.equal(fused_feature(model, pixels), model.encode_image(pixels))  # the stock feature has length 1
+        assert torch.equal(fused_feature(model, pixels, fusion="weighted", weight=1.0), cls)
+        mean = fused_feature(model, pixels, fusion="mean")
+        mixed = fused_feature(model, pixels, fusion="weighted", weight=0.7)
+    torch.testing.assert_close(mixed, 0.7 * cls + 0.3 * mean)
+    assert (cls.norm(dim=-1) > 2).all()
+
+
 @pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2", "dinov2", "dinov3", "vit"])
 @pytest.mark.parametrize("plan", ["none", "anchor@2(k=3,m=4)"])
 def test_every_family_fuses_to_its_own_width(kind, plan):

@@ -7,7 +7,7 @@
 p_i is a selected patch token as it leaves the tower, through the model's own final norm and projection. Its score is that of
 the last cut; where there was no cut, or its method gives no scores, all count alike. A merged token counts as often as it
 stands for patches (log(size) on its score), as it does in attention and pooling. The parts are mixed at the scale the model
-gives them: nothing is normalised before.
+gives them: nothing is normalised before, not even the feature of a model whose own is a unit vector (CoCa).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fused_feature(
     if fusion == "cls":
         return encode_image(model, images)
     tower = open_tower(model)  # what has no patch tokens to fuse says so here
-    feature, tokens = get_image_features_with_tokens(model, images)
+    feature, tokens = get_image_features_with_tokens(model, images, unscaled=True)
     assert tokens is not None
     tokens, share = _selected(tokens, handle, scored=fusion == "weighted")
     projected = tower.project(tokens)  # (B, K, E)

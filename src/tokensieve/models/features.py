@@ -6,7 +6,9 @@ model (of ViT, whose pooler most checkpoints leave untrained, the normed CLS tok
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,9 @@ from torch import Tensor, nn
 from tokensieve.errors import Uncuttable, UserError
 
 
-def encode_image(model: nn.Module, images: Tensor) -> Tensor:
-    """(B, 3, h, w) -> (B, E), as the stock model does it."""
-    return _encoder(model)(images)
+def encode_image(model: nn.Module, images: Tensor, unscaled: bool = False) -> Tensor:
+    """(B, 3, h, w) -> (B, E), as the stock model does it. unscaled: before a normalisation that is part of that (CoCa's)."""
+    return _encoder(model, unscaled)(images)
 
 
 def encode_text(model: nn.Module, tokens: Any) -> Tensor:
@@ -34,7 +36,7 @@ def encode_text(model: nn.Module, tokens: Any) -> Tensor:
     return _pooled(net.get_text_features(**{name: known[name] for name in known if name in ("input_ids", "attention_mask")}))
 
 
-def get_image_features_with_tokens(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor | None]:
+def get_image_features_with_tokens(model: nn.Module, images: Tensor, unscaled: bool = False) -> tuple[Tensor, Tensor | None]:
     """The model's image feature (B, E), and the patch tokens that leave the last block of its tower (B, N, D).
 
     The feature is encode_image's bit for bit. With a plan on the model the tokens are those the plan kept (with rest=zero
@@ -45,7 +47,7 @@ def get_image_features_with_tokens(model: nn.Module, images: Tensor) -> tuple[Te
     try:
         tower = open_tower(model)
     except Uncuttable:
-        return encode_image(model, images), None
+        return encode_image(model, images, unscaled), None
     caught: list[Tensor] = []
 
     def catch(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
@@ -53,21 +55,24 @@ def get_image_features_with_tokens(model: nn.Module, images: Tensor) -> tuple[Te
 
     hook = tower.blocks[-1].module.register_forward_hook(catch)
     try:
-        feature = encode_image(model, images)
+        feature = encode_image(model, images, unscaled)
     finally:
         hook.remove()
     return feature, caught[-1][:, tower.prefix :]
 
 
-def _encoder(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def _encoder(model: nn.Module, unscaled: bool) -> Callable[[Tensor], Tensor]:
     """How this model encodes images; a UserError if it is of no known kind."""
     net: Any = model
     if hasattr(net, "encode_image"):
-        return net.encode_image
+        scales = unscaled and "normalize" in inspect.signature(net.encode_image).parameters
+        return partial(net.encode_image, normalize=False) if scales else net.encode_image
+    if type(net).__module__.startswith("open_clip.") and hasattr(net, "image_size"):  # a bare image tower
+        return lambda images: out[0] if isinstance(out := net(images), tuple) else out
     if hasattr(net, "forward_features") and hasattr(net, "forward_head"):
         return lambda images: net.forward_head(net.forward_features(images), pre_logits=True)
     kind = getattr(getattr(net, "config", None), "model_type", "")
-    if type(net).__name__.endswith("ForImageClassification"):
+    if "ForImageClassification" in type(net).__name__:
         net = getattr(net, net.base_model_prefix, None) or net.vision_model
     if hasattr(net, "get_image_features"):
         run = net.get_image_features
