@@ -1,6 +1,11 @@
 """Hugging Face and timm models by folder, id and name: what is loaded is what was saved, and errors come at once."""
 
+import json
+import os
 import pickle
+import shutil
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -37,7 +42,7 @@ def test_a_folder_is_loaded_as_it_was_saved(folders, kind):
     saved = hf_models.build(kind)
     with torch.no_grad():
         torch.testing.assert_close(encode_image(loaded.model, pixels[None]), encode_image(saved, pixels[None]))
-    assert loaded.fingerprint == load.fingerprint(saved.vit if kind == "vit" else saved)
+    assert loaded.fingerprint == load.identity(saved.vit if kind == "vit" else saved, loaded.transform)
     assert loaded.fingerprint == load.load(folders[kind], "", model_type="hf").fingerprint
     assert (kind == "siglip2") == any("resized to 48 x 48" in note for note in loaded.notes)
 
@@ -166,10 +171,113 @@ def test_offline_an_id_that_was_not_fetched_answers_at_once(monkeypatch, tmp_pat
     assert time.monotonic() - start < 20  # a miss that is retried takes longer
 
 
+def edited(folder, copy, file, change):
+    """A copy of the folder in which change() was done to the JSON of one of its files."""
+    shutil.copytree(folder, copy)
+    known = json.loads((copy / file).read_text())
+    change(known)
+    (copy / file).write_text(json.dumps(known))
+    return str(copy)
+
+
+def test_an_edited_configuration_is_another_model(folders, tmp_path):
+    def mark(number, file, change):
+        return load.load(edited(folders["clip"], tmp_path / str(number), file, change), "", model_type="hf").fingerprint
+
+    known = load.load(folders["clip"], "", model_type="hf").fingerprint
+    assert mark(0, "config.json", lambda config: config.update(transformers_version="5.0.0")) == known
+    marks = [
+        mark(1, "config.json", lambda config: config["vision_config"].update(num_attention_heads=2)),
+        mark(2, "config.json", lambda config: config["vision_config"].update(hidden_act="gelu")),
+        mark(3, "config.json", lambda config: config["text_config"].update(layer_norm_eps=1e-3)),
+        mark(4, "preprocessor_config.json", lambda config: config.update(image_mean=[0.5, 0.5, 0.5])),
+    ]
+    assert len({known, *marks}) == 5
+    assert {known.partition("-")[0]} == {mark.partition("-")[0] for mark in marks}  # the weights are the same
+
+
+def test_an_edited_open_clip_folder_is_another_model(tiny_clip, tmp_path):
+    import open_clip
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shutil.copy(tiny_clip.weights, folder / "open_clip_model.safetensors")
+    config = {"model_cfg": open_clip.get_model_config(tiny_clip.name), "preprocess_cfg": {}}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+
+    def mark(number, change):
+        copy = tmp_path / str(number)
+        edited(folder, copy, "open_clip_config.json", change)
+        return load.load(f"local-dir:{copy}", "").fingerprint
+
+    marks = [
+        mark(0, lambda config: None),
+        mark(1, lambda config: config["model_cfg"]["vision_cfg"].update(head_width=16)),
+        mark(2, lambda config: config["model_cfg"].update(quick_gelu=True)),
+        mark(3, lambda config: config["model_cfg"]["vision_cfg"].update(pool_type="avg")),
+        mark(4, lambda config: config["preprocess_cfg"].update(interpolation="bilinear")),
+    ]
+    assert len(set(marks)) == 5
+    assert marks[0] == mark(5, lambda config: None) == load.load(tiny_clip.name, tiny_clip.weights).fingerprint
+
+
+def test_other_heads_are_another_timm_model():
+    import timm
+
+    def mark(**options):
+        torch.manual_seed(0)
+        return load.identity(timm.create_model(TIMM, num_classes=0, **options), None)
+
+    marks = [mark(), mark(num_heads=4), mark(global_pool="avg", fc_norm=False), mark(act_layer="relu")]
+    assert len(set(marks)) == 4 and len({mark.partition("-")[0] for mark in marks}) == 1
+    assert marks[0] == mark()
+
+
+def test_the_fingerprint_is_the_same_in_another_process():
+    """Addresses, and the order of sets, differ from process to process."""
+    code = "from tokensieve.models import load; print(load.load('sieve-vit-8', 'scenes-v1').fingerprint)"
+    other = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}
+    )
+    assert other.stdout.split()[-1] == load.load("sieve-vit-8", "scenes-v1").fingerprint
+    steps = [[object(), test_the_fingerprint_is_the_same_in_another_process] for _ in range(2)]  # as a transform shows them
+    assert len({load.identity(torch.nn.Identity(), step) for step in steps}) == 1
+
+
+def test_a_projection_that_the_config_names_is_loaded(tmp_path):
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWithProjection
+
+    torch.manual_seed(0)
+    saved = CLIPVisionModelWithProjection(CLIPVisionConfig(**hf_models.VISION, projection_dim=24)).eval()
+    saved.save_pretrained(tmp_path / "whole")
+    CLIPImageProcessor(size={"shortest_edge": 48}, crop_size={"height": 48, "width": 48}).save_pretrained(tmp_path / "whole")
+    pixels = torch.randn(2, 3, 48, 48)
+    loaded = load.load(str(tmp_path / "whole"), "", model_type="hf")
+    with torch.no_grad():
+        assert torch.equal(encode_image(loaded.model, pixels), saved(pixels).image_embeds)
+    assert not loaded.notes
+    assert hasattr(load.architecture(str(tmp_path / "whole"), image_size=64, model_type="hf"), "visual_projection")
+    # a config that does not name it: what is left out is said
+    bare = edited(tmp_path / "whole", tmp_path / "bare", "config.json", lambda config: config.pop("architectures"))
+    assert load.load(bare, "", model_type="hf").notes == [f"CLIPVisionModel does not use visual_projection.weight of {bare}"]
+
+
+def test_a_text_tower_without_a_longest_text_takes_the_tokenizers(folders, tmp_path):
+    from types import SimpleNamespace
+
+    text = SimpleNamespace(vocab_size=54)
+    config = SimpleNamespace(model_type="other", text_config=text)
+    tokenize = load_hf._tokenizer(folders["clip"], config, {})
+    assert tokenize(["dog " * 20])["input_ids"].shape == (1, 16)
+    text.max_position_embeddings = -1  # as some say "any length"
+    endless = edited(
+        folders["clip"], tmp_path / "endless", "tokenizer_config.json", lambda c: c.update(model_max_length=10**30)
+    )
+    assert load_hf._tokenizer(endless, config, {})(["dog " * 20])["input_ids"].shape == (1, 62)
+
+
 def test_an_id_that_was_fetched_is_loaded_offline(folders, tmp_path):
     """The cache as huggingface_hub lays it out."""
-    import shutil
-
     commit = "0" * 40
     repository = tmp_path / "models--someone--clip"
     (repository / "refs").mkdir(parents=True)

@@ -11,9 +11,11 @@ is asked only if a connection to it opens. What --model and --pretrained mean:
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import pickle
+import re
 import socket
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +30,10 @@ import torch
 from tokensieve.errors import UserError, did_you_mean
 
 SCHEMAS = ("hf-hub:", "local-dir:")  # a model name that begins so brings its own weights
+UNRELATED = (  # to what a model computes: attributes of modules and entries of configurations
+    *("training", "name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype"),
+    *("id2label", "label2id", "pretrained_cfg", "default_cfg"),
+)
 EXAMPLES = {  # of types that have no model of ours
     "hf": "--model openai/clip-vit-base-patch16, or a folder with such a model",
     "timm": "--model vit_base_patch16_224.augreg2_in21k_ft_in1k",
@@ -41,7 +47,7 @@ class Loaded:
     model: Any
     transform: Callable[[Any], torch.Tensor]
     tokenizer: Callable[[list[str]], Any]
-    fingerprint: str
+    fingerprint: str  # identity()
     notes: list[str] = field(default_factory=list)
 
 
@@ -161,7 +167,7 @@ def load(
     if not pretrained and not model.startswith(SCHEMAS):
         notes.append(f"{model} has random weights: --pretrained is empty")
     built = built.to(device).eval()
-    return Loaded(built, transform, tokenizer, fingerprint(built), notes)
+    return Loaded(built, transform, tokenizer, identity(built, transform), notes)
 
 
 def no_text(model: str) -> Callable[[list[str]], Any]:
@@ -213,6 +219,40 @@ def fingerprint(model: torch.nn.Module) -> str:
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         state.update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
     return state.hexdigest()[:32]
+
+
+def identity(model: torch.nn.Module, transform: Any) -> str:
+    """What features depend on: the fingerprint of the weights, then one of the architecture and the transform.
+
+    The architecture is the class and the plain settings of every module (heads, scale, pooling, ...), and the configuration
+    where there is one. Names, places on the disk and versions are left out.
+    """
+    lines = [re.sub(r" at 0x[0-9a-f]+", "", repr(transform))]
+    configs = {}
+    for name, module in model.named_modules():
+        settings = {key: _plain(value) for key, value in vars(module).items() if _related(key)}
+        settings = {key: value for key, value in settings.items() if value is not None}
+        lines.append(json.dumps([name, type(module).__qualname__, settings], sort_keys=True))
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "to_dict"):
+            configs[id(config)] = _plain(config.to_dict())
+    lines.extend(json.dumps(config, sort_keys=True) for config in configs.values())
+    return f"{fingerprint(model)}-{hashlib.sha256(chr(10).join(lines).encode()).hexdigest()[:16]}"
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, texts, names of functions, and lists and tables of such; None for all else."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items() if _related(str(key))}
+    return getattr(value, "__name__", None)
+
+
+def _related(key: str) -> bool:
+    return key not in UNRELATED and not key.startswith("_")
 
 
 # --------------------------------------------------------------------------------------------------------- the network
@@ -363,7 +403,7 @@ def _load_japanese(pretrained: str, cache_dir: str | None, device: torch.device 
     except ImportError as error:
         raise UserError(f"--model_type ja_clip: {error}") from error
     model.model.eval()
-    return Loaded(model, transform, tokenizer, fingerprint(model.model))
+    return Loaded(model, transform, tokenizer, identity(model.model, transform))
 
 
 def set_language(model: str, tokenizer: Any, language: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.models.load import Loaded, explained, fingerprint, hub_answers, missing, no_text, on_disk, remarks
+from tokensieve.models.load import Loaded, explained, hub_answers, identity, missing, no_text, on_disk, remarks
 
 CLIP_L = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
 SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "patch_size": 14}
@@ -57,7 +58,7 @@ def load(model: str, pretrained: str, cache_dir: str | None, device: torch.devic
         built = _build(model, config, where).to(device).eval()
         transform, remark = _transform(model, config, where)
         tokenizer = _tokenizer(model, config, where) if hasattr(built, "get_text_features") else no_text(model)
-    return Loaded(built, transform, tokenizer, fingerprint(built), notes + remark)
+    return Loaded(built, transform, tokenizer, identity(built, transform), notes + remark)
 
 
 def architecture(model: str, pretrained: str = "", image_size: int | None = None) -> Any:
@@ -86,6 +87,9 @@ def architecture(model: str, pretrained: str = "", image_size: int | None = None
         vision.image_size = image_size
         if config.model_type.startswith("siglip2"):
             vision.num_patches = (image_size // vision.patch_size) ** 2
+        named = _named(config)
+        if named is not None:
+            return named._from_config(config, dtype=torch.float32)
         return transformers.AutoModel.from_config(config, dtype=torch.float32, **_unpooled(config.model_type))
 
 
@@ -120,11 +124,20 @@ def _unpooled(model_type: str) -> dict[str, bool]:
     return {"add_pooling_layer": False} if model_type in ("vit", "deit") else {}
 
 
+def _named(config: Any) -> Any:
+    """The class of transformers that the config names, where AutoModel would leave its projection out; else None."""
+    import transformers
+
+    name = (config.architectures or [""])[0]
+    kind = getattr(transformers, name, None) if name.endswith("VisionModelWithProjection") else None
+    return kind if kind is not None and kind.config_class is type(config) and not hasattr(config, "text_config") else None
+
+
 def _build(model: str, config: Any, where: dict[str, Any]) -> Any:
     from transformers import AutoModel
 
-    options = _unpooled(config.model_type)
-    built, told = AutoModel.from_pretrained(
+    kind, options = _named(config) or AutoModel, _unpooled(config.model_type)
+    built, told = kind.from_pretrained(
         model, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **where, **options
     )
     lacking = sorted(name for name in told["missing_keys"] if not name.endswith("mask_token"))  # used in training only
@@ -132,6 +145,10 @@ def _build(model: str, config: Any, where: dict[str, Any]) -> Any:
         raise UserError(
             f"the weights of {model} lack {len(lacking)} tensors, which would be random: {', '.join(lacking[:3])} ..."
         )
+    unused = sorted(told["unexpected_keys"])
+    if unused:
+        more = " ..." if len(unused) > 3 else ""
+        warnings.warn(f"{type(built).__name__} does not use {', '.join(unused[:3])}{more} of {model}", stacklevel=2)
     return built
 
 
@@ -169,6 +186,7 @@ class Transform:
 def _tokenizer(model: str, config: Any, where: dict[str, Any]) -> Callable[[list[str]], Any]:
     """Texts -> BatchEncoding. SigLIP was trained on lower-case texts, padded to full length, without a mask."""
     from transformers import AutoTokenizer
+    from transformers.tokenization_utils_base import LARGE_INTEGER
 
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False, **where)
     if 2 * len(tokenizer) < config.text_config.vocab_size:  # without its files, transformers makes an empty one
@@ -176,14 +194,15 @@ def _tokenizer(model: str, config: Any, where: dict[str, Any]) -> Callable[[list
             f"the tokenizer of {model} knows {len(tokenizer)} of {config.text_config.vocab_size} tokens: "
             "its files (tokenizer.json, or vocab.json and merges.txt) are missing."
         )
-    longest = min(config.text_config.max_position_embeddings, tokenizer.model_max_length)
+    known = (getattr(config.text_config, "max_position_embeddings", None), tokenizer.model_max_length)
+    longest = min((length for length in known if length and 0 < length < LARGE_INTEGER), default=None)  # None: any length
     siglip = config.model_type.startswith("siglip")
 
     def tokenize(texts: list[str]) -> Any:
         texts = [texts] if isinstance(texts, str) else list(texts)
         words = [text.lower() for text in texts] if siglip else texts
         padding = "max_length" if siglip else True
-        tokens = tokenizer(words, padding=padding, truncation=True, max_length=longest, return_tensors="pt")
+        tokens = tokenizer(words, padding=padding, truncation=longest is not None, max_length=longest, return_tensors="pt")
         if siglip:
             tokens.pop("attention_mask", None)
         return tokens

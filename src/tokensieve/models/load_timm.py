@@ -13,8 +13,8 @@ from tokensieve.models.load import (
     Loaded,
     check_file,
     explained,
-    fingerprint,
     hub_answers,
+    identity,
     missing,
     no_text,
     on_disk,
@@ -59,7 +59,7 @@ def load(model: str, pretrained: str, cache_dir: str | None, device: torch.devic
     if not pretrained and "." not in model and not model.startswith(SCHEMAS):
         notes.append(f"{model} has random weights: --pretrained is empty")
     built = built.to(device).eval()
-    return Loaded(built, transform, no_text(model), fingerprint(built), notes)
+    return Loaded(built, transform, no_text(model), identity(built, transform), notes)
 
 
 def create(model: str, pretrained: str, cache_dir: str | None = None, image_size: int | None = None) -> Any:
