@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import tokensieve
 from tests.reference import attention_matrix
 from tokensieve import Plan, UserError, config, parts, training
+from tokensieve.errors import Uncuttable
 from tokensieve.methods import get_method
 from tokensieve.methods.learned import Scorer, learned
 from tokensieve.models import load, open_tower
@@ -108,6 +110,29 @@ def test_exploration_changes_the_choice_in_training_only(scorer):
     assert torch.equal(learned(view, 6).index, learned(view, 6).index)  # an image's noise is its own
 
 
+def test_a_register_is_no_cls_token(scorer):
+    """Without a CLS token the mean token asks, whether there are registers or not."""
+    view = make_view(width=128)
+    other = replace(view, prefix=view.prefix + 1)
+    assert not torch.equal(scorer(view), scorer(other))
+    bare, changed = (replace(x, attention=replace(x.attention, has_cls=False)) for x in (view, other))
+    assert torch.equal(scorer(bare), scorer(changed))
+
+
+def test_a_pooling_head_that_takes_no_sizes_serves_trained_weights_but_no_training():
+    from timm.models.vision_transformer import VisionTransformer
+
+    net = VisionTransformer(img_size=64, patch_size=16, embed_dim=32, depth=3, num_heads=4, global_pool="prr").eval()
+    part, images = fresh_part(METHOD, 32), torch.randn(2, 3, 64, 64)
+    with tokensieve.apply(net, "learned@1:5", weights={"learned": part}) as handle:
+        assert encode_image(net, images).shape == (2, 32) and handle.kept.shape == (2, 5)
+        part.train()
+        with pytest.raises(UserError, match="before apply"):
+            encode_image(net, images)
+    with pytest.raises(Uncuttable, match="selector that is trained"):
+        tokensieve.apply(net, "learned@1:5", weights={"learned": part})
+
+
 @pytest.mark.parametrize("family", ["Siglip", "DINOv3ViT", "Dinov2"])
 @pytest.mark.parametrize("rest", RESTS)
 def test_other_families_can_be_trained_for(family, rest):
@@ -194,6 +219,24 @@ def test_what_is_no_part_is_refused_in_one_line(model, scorer, tmp_path):
     assert "no .safetensors file" in refused(model, tmp_path / "empty")
 
 
+def test_a_flipped_bit_is_found(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    raw = bytearray(path.read_bytes())
+    raw[-1000] ^= 1
+    path.write_bytes(raw)
+    assert "damaged, its tensors are not those that were saved" in refused(model, path)
+
+
+@pytest.mark.parametrize("key", ["method", "width", "tower", "sha256", "trained"])
+def test_a_header_that_lacks_something_says_what(model, scorer, tmp_path, key):
+    path = made(tmp_path, model, scorer)
+    about = {name: value for name, value in parts.read_about(path).items() if name != key}
+    save_file(load_file(path), path, metadata={parts.HEADER: json.dumps(about)})
+    assert f"its header does not say {key};" in refused(model, path)
+    save_file(load_file(path), path, metadata={parts.HEADER: json.dumps([about])})
+    assert "not the trained part of a method" in refused(model, path)
+
+
 def test_what_does_not_fit_is_refused_in_one_line(model, scorer, tmp_path):
     path = made(tmp_path, model, scorer)
     assert "does not use it" in refused(model, path, "anchor@4:32")
@@ -224,6 +267,7 @@ output: unused
 plans: ["learned@6:8(rest=merge)", "learned@7:5", "learned@6:9(rest=fuse)"]
 steps: 4
 batch: 3
+optimizer: {warmup: 1}
 threads: 1
 workers: 0
 checkpoint_every: 2
@@ -274,6 +318,8 @@ def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
         ('"learned@7:5"', '"lerned@7:5"', "Did you mean 'learned'"),
         ("steps: 4", "steps: 4\nfeature: 0\nlogits: 0\nattention: 0", "nothing to learn from"),
         ("steps: 4", "stepps: 4", "Did you mean 'steps'"),
+        ("warmup: 1", "warmup: 4", "yaml: optimizer.warmup: 4 is not less than the 4 steps"),
+        ("learned@7:5", "learned@out:5(rest=zero)", "use merge, fuse or drop"),
     ],
 )
 def test_mistakes_are_told(tmp_path, was, now, told):
@@ -282,10 +328,48 @@ def test_mistakes_are_told(tmp_path, was, now, told):
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("plan, told", [("learned@out:5", "nothing is learned; use @4"), ("learned@4:196", "keep fewer")])
-def test_a_plan_that_teaches_nothing_is_refused(tmp_path, plan, told):
-    with pytest.raises(UserError, match=told):
-        selector.SelectorLearner(config.load(written(tmp_path, TINY.replace("learned@7:5", plan))))
+def learner_of(tmp_path, plan, **weights):
+    named = "".join(f"{name}: {value}\n" for name, value in weights.items())
+    text = re.sub(r"plans: .*", f'plans: ["{plan}"]', TINY) + named
+    return selector.SelectorLearner(config.load(written(tmp_path, text)))
+
+
+@pytest.mark.parametrize(
+    "plan, weights, told",
+    [
+        ("learned@4:196", {}, "keep fewer"),
+        ("learned@out:5", {}, "nothing is learned; use @4"),
+        ("learned@8.attn:5", {}, "layer 8.attn, so nothing is learned; use @4"),
+        ("random@2:98 + learned@-1:32", {}, "layer 8, so nothing is learned; use @4"),
+        ("learned@7:60 + learned@-1:32", {}, "layer 8, so nothing is learned; use @4"),
+        ("random@2:98 + learned@7:32", {"feature": 0, "logits": 0}, "layer 7, so nothing is learned; set feature: 1"),
+        ("learned@7:1(rest=merge)", {"attention": 0}, "layer 7, so nothing is learned; keep more tokens"),
+    ],
+)
+def test_a_plan_that_teaches_nothing_is_refused(tmp_path, plan, weights, told):
+    with pytest.raises(UserError, match=told) as caught:
+        learner_of(tmp_path, plan, **weights)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_over_classes_that_are_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(selector.SelectorLearner, "_classifier", lambda self: (1.0, None))
+    with pytest.raises(UserError, match="set feature: 1"):
+        learner_of(tmp_path, "learned@7:5", feature=0, attention=0)
+
+
+@pytest.mark.parametrize("plan", ["learned@6.attn:32", "learned@7:1(rest=merge)"])
+def test_the_attention_loss_alone_teaches(tmp_path, plan):
+    learner = learner_of(tmp_path, plan, feature=0, logits=0)
+    assert learner.step(0)["attention"] > 0
+    assert all(parameter.grad.abs().max() > 0 for parameter in learner.scorer.parameters())
+
+
+def test_part_of_the_optimizers_section_keeps_the_selectors_other_values(tmp_path):
+    shipped = config.load(Path(__file__).parents[1] / "configs" / "learned_selector.yaml")
+    assert config.load(written(tmp_path)).optimizer == shipped.optimizer.model_copy(update={"warmup": 1})
+    bare = TINY.replace("optimizer: {warmup: 1}", "").replace("steps: 4", "steps: 11")
+    assert config.load(written(tmp_path, bare)).optimizer == shipped.optimizer
 
 
 def test_the_shipped_configuration_is_valid():

@@ -97,15 +97,21 @@ def test_told_to_stop_it_saves_says_where_and_exits(tmp_path, number, code):
     path = written(tmp_path, TINY.replace("steps: 3", "steps: 10000").replace("workers: 0", "workers: 1"))
     process = subprocess.Popen(command(path, tmp_path / "run"), stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for(tmp_path / "run" / "step-00000002", process)
-    if number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does: the workers get it too
-    else:
-        process.send_signal(number)
+    os.killpg(process.pid, number)  # as a terminal and `timeout` do: the workers are meant too
     _, told = process.communicate(timeout=60)
     assert process.returncode == code
     found, broken = checkpoint.latest(tmp_path / "run")
     assert found is not None and not broken and str(found.folder) in told and "--resume" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.slow
+def test_a_crash_does_not_wait_for_the_workers(tmp_path):
+    path = written(tmp_path, TINY.replace("workers: 0", "workers: 1"))
+    crash = "from tokensieve.training import checkpoint; checkpoint.save = None; "
+    *python, call = command(path, tmp_path / "run")
+    ended = subprocess.run([*python, crash + call], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == 1 and "TypeError" in ended.stderr
 
 
 class Stub:
@@ -274,6 +280,7 @@ def test_all_mistakes_are_told_at_once_with_the_nearest_key(tmp_path):
 @pytest.mark.parametrize(
     "text, told",
     [
+        ("task: clip\noutput: x\nphases: [{steps: 1}]", "optimizer.warmup: 100 is not less than the 1 steps"),
         ("", "expected keys and values"),
         ("[1, 2]", "expected keys and values"),
         ("task: [", "not valid YAML"),

@@ -57,8 +57,21 @@ class Optimizer(Section):
         """The learning rate of one of so many steps."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, steps - self.warmup)
+        done = (step - self.warmup) / (steps - self.warmup)
         return self.lr * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2)
+
+    def check(self, steps: int) -> None:
+        """A ValueError if the warm-up would last the whole training."""
+        if self.warmup >= steps:
+            raise ValueError(f"optimizer.warmup: {self.warmup} is not less than the {steps} steps of the training")
+
+
+class SelectorOptimizer(Optimizer):
+    """AdamW alone, for a run of few steps."""
+
+    lr: Annotated[float, Field(gt=0)] = 3e-3
+    floor: Fraction = 0.02
+    warmup: Annotated[int, Field(ge=0)] = 10
 
 
 class ClipTraining(Section):
@@ -79,6 +92,11 @@ class ClipTraining(Section):
     @property
     def steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> ClipTraining:
+        self.optimizer.check(self.steps)
+        return self
 
 
 class CaptionTraining(Section):
@@ -103,7 +121,8 @@ class CaptionTraining(Section):
     """At the end, measure on the val and test splits and write it to card.json."""
 
     @model_validator(mode="after")
-    def _batch_fits(self) -> CaptionTraining:
+    def _numbers_fit(self) -> CaptionTraining:
+        self.optimizer.check(self.steps)
         if self.batch > self.pictures:
             raise ValueError(f"batch: {self.batch} is more than the {self.pictures} pictures")
         return self
@@ -136,7 +155,7 @@ class SelectorTraining(Section):
     """Weight of the divergence of the scores from what the full model's next block attends to."""
     exploration: Annotated[float, Field(ge=0)] = 0.2
     """Gumbel noise on the ranking, so that tokens are tried that would not be chosen."""
-    optimizer: Optimizer = Optimizer(lr=1e-3, floor=0.02, warmup=10)
+    optimizer: SelectorOptimizer = SelectorOptimizer()
     seed: Annotated[int, Field(ge=0)] = 0
     workers: Annotated[int, Field(ge=0)] = 1
     threads: Count | None = None
@@ -146,12 +165,16 @@ class SelectorTraining(Section):
     """At the end, measure every plan and the full model on the validation split and write it to card.json."""
 
     @model_validator(mode="after")
-    def _plans_are_learned(self) -> SelectorTraining:
+    def _something_is_learned(self) -> SelectorTraining:
         from tokensieve.plan import Plan
 
+        self.optimizer.check(self.steps)
         for text in self.plans:
-            if not any(step.method.name == "learned" for step in Plan.parse(text).steps):
+            steps = Plan.parse(text).steps
+            if not any(step.method.name == "learned" for step in steps):
                 raise ValueError(f"plans: {text} has nothing to train; for example learned@4:32(rest=merge)")
+            if any(step.rest == "zero" for step in steps):
+                raise ValueError(f"plans: {text}: the last norm undoes what rest=zero would learn; use merge, fuse or drop")
         if self.feature == self.logits == self.attention == 0:
             raise ValueError("feature, logits and attention are all 0, so there is nothing to learn from; set one to 1")
         return self
@@ -213,7 +236,7 @@ def _explain(error: Any, schema: type[BaseModel]) -> str:
         return f"{place}: missing"
     told = error["msg"].removeprefix("Value error, ")
     came = "" if isinstance(error["input"], dict) else f" (got {error['input']!r})"
-    return f"{place}: {told[0].lower()}{told[1:]}{came}"
+    return f"{place}: {told[0].lower()}{told[1:]}{came}" if place else told
 
 
 def _section_at(schema: type[BaseModel], place: list[int | str]) -> type[BaseModel]:

@@ -97,6 +97,7 @@ class Handle:
         self._layout: Layout | None = None  # of the batch under way
         self._tower: Tower | None = None
         self._cuts: list[Cut] = []
+        self._weighs = False  # the pooling and the blocks are ready for sizes
         if not plan.is_identity:
             self._tower = open_tower(model)
             self._tower.check()
@@ -111,7 +112,8 @@ class Handle:
             return self
         if any(isinstance(block.module.__dict__.get("forward"), Patch) for block in self._tower.blocks):
             raise UserError("another plan is on this model already; remove() its handle first")
-        if any(_makes_sizes(cut.step) for cut in self._cuts):
+        self._weighs = any(self._makes_sizes(cut.step) for cut in self._cuts)
+        if self._weighs:
             self._undo += self._tower.weigh_pooling(lambda: self._pass.sizes if self._pass else None)
         self._undo += self._tower.watch(self._told)
         sizes_flow = False
@@ -119,7 +121,7 @@ class Handle:
             cuts = [cut for cut in self._cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
             if number == 1 or cuts or sizes_flow or self._tower.per_token:
                 self._undo.append(replace(block.module, "forward", self._forward(block, number, cuts)))
-            sizes_flow = sizes_flow or any(_makes_sizes(cut.step) for cut in cuts)
+            sizes_flow = sizes_flow or any(self._makes_sizes(cut.step) for cut in cuts)
         return self
 
     def remove(self) -> None:
@@ -212,6 +214,10 @@ class Handle:
 
         return forward
 
+    def _makes_sizes(self, step: Step) -> bool:
+        part = self.parts.get(step.method.name)
+        return not step.method.selects or step.rest != "drop" or (part is not None and part.training)  # its gate goes by sizes
+
     def _told(self, layout: Layout) -> None:
         self._layout = layout
 
@@ -272,6 +278,10 @@ class Handle:
                 state.sizes = torch.zeros_like(view.size()).scatter(1, reduction.index, kept)  # nobody stands at a zero
                 return torch.cat([prefix, reduction.zero_fill(tokens)], dim=1)
             state.sizes = reduction.carry_sizes(state.sizes)
+            if state.sizes is not None and not self._weighs:
+                raise UserError(
+                    f"{step}: train() was called with the plan on, which would lose gradients; call it before apply"
+                )
             state.bias = None if state.sizes is None else F.pad(state.sizes.log(), (p, 0))[:, None, None]
             state.since = reduction.index if state.since is None else state.since.gather(1, reduction.index)
             state.at = reduction.index if state.at is None else state.at.gather(1, reduction.index)
@@ -354,7 +364,3 @@ def foresee(cuts: list[Cut], tower: Tower) -> list[str]:
             notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens become 0")
         n = keep + 1 if cut.step.rest == "fuse" and keep < n else keep
     return notes
-
-
-def _makes_sizes(step: Step) -> bool:
-    return not step.method.selects or step.rest != "drop" or step.method.part is not None  # a part's gate goes by sizes

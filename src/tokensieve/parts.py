@@ -1,18 +1,19 @@
 """Trained parts of methods: found by the plan, read from files, checked against the tower.
 
 A part is one safetensors file. Its header says what it is: the method, the width of the tokens, what it was trained for
-(plans, model, data), and a signature of the tower it was trained on. Nothing is ever unpickled.
+(plans, model, data), a signature of the tower it was trained on, and a checksum of the tensors. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import tokensieve
 from tokensieve.errors import UserError, did_you_mean
@@ -23,6 +24,7 @@ from tokensieve.plan import Plan
 Weights = str | Path | Sequence[str | Path] | Mapping[str, nn.Module] | None
 FORMAT = "tokensieve part 1"
 HEADER = "tokensieve"  # one entry: safetensors writes several in any order
+KEYS = {"method": str, "width": int, "tower": list, "sha256": str, "trained": dict}  # what the header must say
 SHIPPED = Path(__file__).parent / "embedded" / "parts"
 RECIPES = {"learned": "configs/learned_selector.yaml"}  # what trains each method's part
 
@@ -65,15 +67,16 @@ def save_part(path: Path, method: str, part: nn.Module, model: nn.Module, traine
     from tokensieve.results import write_bytes
 
     tower = open_tower(model)
+    tensors = {name: value.detach().cpu().contiguous() for name, value in part.state_dict().items()}
     about = {
         "format": FORMAT,
         "tokensieve": tokensieve.__version__,
         "method": method,
         "width": width(tower),
         "tower": signature(tower),
+        "sha256": checksum(tensors),
         "trained": dict(trained),
     }
-    tensors = {name: value.detach().cpu().contiguous() for name, value in part.state_dict().items()}
     write_bytes(path, save(tensors, metadata={HEADER: json.dumps(about, allow_nan=False)}))
 
 
@@ -85,8 +88,11 @@ def read_about(path: Path) -> dict[str, Any]:
         with safe_open(str(path), framework="pt") as file:
             header = (file.metadata() or {}).get(HEADER)
         about: dict[str, Any] = json.loads(header) if header else {}
-        if about.get("format") != FORMAT:
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise UserError(f"{path}: not the trained part of a method; {_makers()} makes such files")
+        lacking = [key for key, kind in KEYS.items() if not isinstance(about.get(key), kind)]
+        if lacking:
+            raise UserError(f"{path}: its header does not say {', '.join(lacking)}; {_makers()} makes files that do")
         return about
     except FileNotFoundError:
         raise UserError(f"no file {str(path)!r}; {_makers()} makes such files") from None
@@ -106,7 +112,7 @@ def read_part(path: Path, model: nn.Module, methods: Mapping[str, Method], plan:
     if about["width"] != arrives:
         told = about["trained"].get("model", "another model")
         raise UserError(f"{path}: trained for tokens of width {about['width']} ({told}), this model's have {arrives}")
-    return name, _build(path, methods[name], arrives, model)
+    return name, _build(path, about, methods[name], model)
 
 
 def signature(tower: Tower) -> list[float]:
@@ -118,6 +124,15 @@ def signature(tower: Tower) -> list[float]:
     return norms
 
 
+def checksum(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values."""
+    state = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        state.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        state.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
 def width(tower: Tower) -> int:
     """D of the tokens (B, N, D): what the last linear map of a block gives."""
     *_, last = (module for module in tower.blocks[0].module.modules() if isinstance(module, nn.Linear))
@@ -127,13 +142,15 @@ def width(tower: Tower) -> int:
 # -------------------------------------------------------------------------------------------------------------- details
 
 
-def _build(path: Path, method: Method, tokens: int, model: nn.Module) -> nn.Module:
+def _build(path: Path, about: Mapping[str, Any], method: Method, model: nn.Module) -> nn.Module:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    part: nn.Module = method.part(tokens)
+    part: nn.Module = method.part(about["width"])
     try:
         state = load_file(str(path))
+        if checksum(state) != about["sha256"]:
+            raise UserError(f"{path}: damaged, its tensors are not those that were saved; copy it again, or train it again")
         part.load_state_dict(state)
     except (SafetensorError, OSError, RuntimeError) as error:
         told = " ".join(str(error).split())[:160]
@@ -165,7 +182,7 @@ def _shipped(method: Method, model: nn.Module) -> nn.Module:
         here = torch.tensor(signature(tower))
         there = torch.tensor(about["tower"])
         if about["width"] == width(tower) and here.shape == there.shape and torch.allclose(here, there, rtol=2e-3):
-            return _build(path, method, about["width"], model)
+            return _build(path, about, method, model)
     recipe = RECIPES.get(method.name, "CONFIG")
     raise UserError(f"{method.name} needs trained weights: --weights FILE, made by tokensieve train {recipe}")
 

@@ -38,7 +38,8 @@ class Scorer(nn.Module):
     @full_precision
     def forward(self, view: View) -> Tensor:
         tokens = view.tokens.float()
-        summary = view.prefix[:, :1].float() if view.prefix.shape[1] else tokens.mean(1, keepdim=True)  # (B, 1, D)
+        has_cls = view.attention is not None and view.attention.has_cls and view.prefix.shape[1] > 0  # else: registers
+        summary = view.prefix[:, :1].float() if has_cls else tokens.mean(1, keepdim=True)  # (B, 1, D)
         normed = self.norm(tokens)
         q, k = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (self.ask(self.norm(summary)), self.answer(normed)))
         logits = (q @ k.transpose(-1, -2))[:, :, 0] * q.shape[-1] ** -0.5  # (B, H, N)

@@ -215,7 +215,10 @@ def _pools_prefix(trunk: Any) -> bool:
 def _weigh_pooling(trunk: Any, sizes: Sizes) -> list[Undo]:
     pool = trunk.attn_pool
     if pool is not None and not hasattr(pool, "latent"):
-        raise Uncuttable(f"its pooling head ({type(pool).__name__}) takes no sizes of merged tokens; use rest=drop")
+        raise Uncuttable(
+            f"its pooling head ({type(pool).__name__}) takes no sizes, which merged tokens have, and those of a selector in "
+            "training; use rest=drop, with a selector that is trained"
+        )
     undo = [blank_after(trunk.norm, trunk.num_prefix_tokens, sizes)]
     if pool is None:
         return [*undo, replace(trunk, "pool", _sized_pool(trunk, trunk.pool, sizes))]

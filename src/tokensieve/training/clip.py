@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -99,7 +100,12 @@ class Batches(Dataset[dict[str, Any]]):
 
 
 def deaf(_worker: int) -> None:
-    """Ctrl-C reaches the whole process group; only the loop answers to it, and the loader ends its workers itself."""
+    """Ctrl-C and `timeout` reach the whole process group; only the loop answers to them, so a worker leaves the group.
+
+    It does not ignore SIGTERM: after a crash that is how Python ends its children, and it waits until they are gone.
+    """
+    if os.name == "posix":
+        os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -94,6 +94,14 @@ def seen_in_full(model: nn.Module, images: Tensor, block: Block | None) -> tuple
         return goal, heard / heard.sum(-1, keepdim=True)
 
 
+def has_slope(loss: Tensor, scores: Tensor | None) -> bool:
+    """Whether other scores would change the loss."""
+    if scores is None or not loss.requires_grad:
+        return False
+    (slope,) = torch.autograd.grad(loss, [scores], allow_unused=True, retain_graph=True)
+    return slope is not None and bool(slope.any())
+
+
 class SelectorLearner:
     """The frozen model, the selector, its optimizer and the batches: what the loop drives."""
 
@@ -118,6 +126,7 @@ class SelectorLearner:
         self.nexts = [self._next_block(plan) for plan in self.plans]
         self.source = self.read(config.split)
         self.scale, self.classifier = self._classifier()
+        self._check_teaching()
         matrices = [p for p in self.scorer.parameters() if p.ndim >= 2]
         gains = [p for p in self.scorer.parameters() if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": config.optimizer.weight_decay}, {"params": gains, "weight_decay": 0.0}]
@@ -136,17 +145,21 @@ class SelectorLearner:
         for group in self.adamw.param_groups:
             group["lr"] = self.config.optimizer.rate(index, self.config.steps)
         self.adamw.zero_grad(set_to_none=True)
-        goal, heard = seen_in_full(self.model, images, self.nexts[drawn])
-        self.scorer.train()
-        with handle:
-            feature = F.normalize(encode_image(self.model, images), dim=-1)
-        scores = handle.stages[0][1].scores if heard is not None and handle.stages else None
-        loss, told = self._loss(feature, goal, scores, heard)
+        loss, told = self._compare(handle, self.nexts[drawn], images)
         loss.backward()
         nn.utils.clip_grad_norm_(self.scorer.parameters(), self.config.optimizer.clip)
         self.adamw.step()
         self.seconds += time.perf_counter() - began
         return told
+
+    def _compare(self, handle: Handle, block: Block | None, images: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """The loss between what the model says of all tokens and of those that a plan leaves it."""
+        goal, heard = seen_in_full(self.model, images, block)
+        self.scorer.train()
+        with handle:
+            feature = F.normalize(encode_image(self.model, images), dim=-1)
+        scores = handle.stages[0][1].scores if heard is not None and handle.stages else None
+        return self._loss(feature, goal, scores, heard)
 
     def _loss(
         self, feature: Tensor, goal: Tensor, scores: Tensor | None, heard: Tensor | None
@@ -166,17 +179,27 @@ class SelectorLearner:
         return loss, {name: float(value.detach()) for name, value in losses.items()}
 
     def _next_block(self, plan: Plan) -> Block | None:
-        """The block after the plan's first cut; None where it is not to be imitated, or there is none.
-
-        A UserError if nothing that is chosen there could change the feature.
-        """
+        """The block after the plan's first cut; None where it is not to be imitated, or there is none."""
         tower = open_tower(self.model)
         first = place(plan, tower, seed=0)[0]
-        if first.layer == tower.depth and tower.pools_cls:
-            half = tower.depth // 2
-            raise UserError(f"{plan}: nothing looks at the tokens after this cut, so nothing is learned; use @{half}")
-        wanted = self.config.attention > 0 and first.part != "attn" and first.step.method.name == METHOD
+        wanted = self.config.attention > 0 and first.step.method.name == METHOD
         return tower.blocks[first.layer] if wanted and first.layer < tower.depth else None
+
+    def _check_teaching(self) -> None:
+        """A UserError where the loss has no slope in the scores of a learned cut: tried on two images, not foreseen."""
+        tower = open_tower(self.model)
+        images = Shuffled(self.source, self.config, 0)[0][:2].to(self.device)
+        for plan, handle, block in zip(self.plans, self.handles, self.nexts, strict=True):
+            handle.samples = torch.arange(len(images))
+            loss, _ = self._compare(handle, block, images)
+            met = zip(place(plan, tower, seed=0), handle.stages, strict=True)
+            for cut, (name, made) in met:
+                if cut.step.method.name != METHOD or has_slope(loss, made.scores):
+                    continue
+                mend = "keep more tokens" if self.config.feature else "set feature: 1"
+                if cut.layer == tower.depth:
+                    mend = f"use @{tower.depth // 2}"
+                raise UserError(f"{plan}: no loss looks at what is chosen at layer {name}, so nothing is learned; {mend}")
 
     def read(self, split: str, limit: int | None = None) -> sources.Source:
         """A split of the data set, or the first images of it."""
