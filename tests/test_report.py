@@ -159,6 +159,57 @@ def test_a_section_for_each_model_data_set_task_and_language() -> None:
     assert all(f"id='s{number}'" in page for number in range(1, 6))
 
 
+def headings(*found: dict[str, Any]) -> list[str]:
+    return [name.removeprefix("big-model (tag) on embedded, zeroshot_classification") for name, _ in report._sections(found)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "named"),
+    [
+        ({"limit": None}, {"limit": 24}, [", limit not given", ", limit 24"]),
+        ({"split": "test"}, {"split": "val"}, [", split test", ", split val"]),
+        ({"seed": 0}, {"seed": 3}, [", seed 0", ", seed 3"]),
+        ({"fewshot_k": -1}, {"fewshot_k": 16}, [", fewshot_k -1", ", fewshot_k 16"]),
+        ({"recall_k": [5]}, {"recall_k": [1, 5]}, [", recall_k 5", ", recall_k 1 5"]),
+        (
+            {"dtype": "float32", "amp": False},
+            {"dtype": "bfloat16", "amp": True},
+            [", dtype float32", ", dtype bfloat16"],
+        ),
+        ({"weights": "ab" * 16}, {"weights": "cd" * 16}, [", weights abababab", ", weights cdcdcdcd"]),
+        (
+            {"weights": f"{'ab' * 16}-{'12' * 8}"},
+            {"weights": f"{'ab' * 16}-{'34' * 8}"},
+            [", weights abababab-12121212", ", weights abababab-34343434"],
+        ),
+        (
+            {"data": ["ab" * 16, "01" * 16]},
+            {"data": ["ab" * 16, "23" * 16]},
+            [", data abababab 01010101", ", data abababab 23232323"],
+        ),
+        ({"limit": None, "data": "ab" * 16}, {"limit": 24, "data": "cd" * 16}, [", limit not given", ", limit 24"]),
+        ({"seed": 1, "limit": 5}, {"seed": 2, "limit": 6}, [", limit 5, seed 1", ", limit 6, seed 2"]),
+    ],
+)
+def test_other_experiments_are_other_sections(one: dict[str, Any], other: dict[str, Any], named: list[str]) -> None:
+    """What differs is named: settings always, fingerprints where nothing else tells the sections apart."""
+    found = [result("none"), result(), result("none"), result()]
+    for row, changes in zip(found, (one, one, other, other), strict=True):
+        row["run"] |= changes
+    assert headings(*found) == named
+    assert [len(rows) for _, rows in report._sections(found)] == [2, 2]
+
+
+def test_what_is_no_other_experiment_stays_in_one_section() -> None:
+    older, clip_benchmark = result("grid:60", seed=0, limit=None), result("pool:49", seed=0, limit=None)
+    older["run"] |= {"normalize": True}
+    clip_benchmark["run"] = {name: clip_benchmark["run"][name] for name in ("dtype", "weights")}
+    found = [result(seed=0, limit=None, batch_size=2, device="cuda"), older, clip_benchmark]
+    found[0]["run"] |= {"threads": 8, "processes": 4, "classifiers": [], "model_type": "open_clip"}
+    found[0]["reduction"]["trained"] = "learned:1"
+    assert headings(*found) == [""]
+
+
 @pytest.mark.parametrize(
     ("task", "metrics", "main"),
     [
@@ -289,11 +340,48 @@ def test_commands_repeat_the_rows() -> None:
     assert (third.recall_k, third.amp, third.batch_size) == ([1, 5], True, 64)
 
 
+def test_commands_hold_the_arguments_that_results_are_not_known_by() -> None:
+    given: dict[str, Any] = {
+        "dataset_root": "my data/{dataset}",
+        "weights": ["one's.safetensors", "b"],
+        "custom_classname_file": "names.json",
+        "custom_template_file": "prompts $1.json",
+        "load_clfs": ["a.pt", "b.pt"],
+        "annotation_file": "captions.json",
+        "max_broken": 0.5,
+    }
+    found = [result("none"), result("learned:60"), result("nonsense:3")]
+    for row in found:
+        row["run"] |= {"arguments": given, "model_type": "hf"}
+    page, _ = page_of(*found)
+    together, none, learned, nonsense = (parse(words[1:]) for words in commands(page))
+    assert {name: getattr(together, name) for name in given} == given == {name: getattr(learned, name) for name in given}
+    assert none.weights is None and nonsense.weights is None, "eval refuses weights that no plan asks for"
+    assert {name: getattr(none, name) for name in given} == given | {"weights": None}
+    assert together.model_type == "hf" and together.compare == ["learned:60", "nonsense:3"]
+
+
+@pytest.mark.parametrize("held_out", [{"val_split": "val"}, {"val_proportion": 0.2}])
+def test_commands_hold_the_settings_of_the_linear_probe(held_out: dict[str, Any]) -> None:
+    row = result(task="linear_probe", metrics={"lp_acc1": 0.5})
+    usual = {"train_split": "train", "val_split": None, "val_proportion": None, "fewshot_k": -1, "fewshot_epochs": 10}
+    usual |= {"fewshot_lr": 0.1, "normalize": True}
+    row["run"] |= usual
+    words = commands(page_of(row)[0])[0]
+    assert not {f"--{name}" for name in usual} & set(words)
+    changed = {"train_split": "more", "fewshot_k": 16, "fewshot_epochs": 3, "fewshot_lr": 0.01, "normalize": False} | held_out
+    row["run"] |= changed
+    args = parse(commands(page_of(row)[0])[0][1:])
+    for name, value in (usual | changed).items():
+        several = value is not None and name in ("train_split", "val_split", "val_proportion")
+        assert getattr(args, name) == ([value] if several else value), name
+
+
 def test_settings_are_told() -> None:
-    _, reader = page_of(result(), result("none", seed=8))
+    _, reader = page_of(result(), result("none", batch_size=64))
     told = {row[0]: row[1] for row in reader.rows if len(row) == 2}
     assert told["versions torch"] == "2.13.0" and told["weights"] == "57fc5ccb" and told["dtype"] == "float32"
-    assert set(told["seed"].split(" | ")) == {"7", "8"}
+    assert set(told["batch_size"].split(" | ")) == {"32", "64"}
     assert "key" not in told
 
 
@@ -318,6 +406,42 @@ def test_models_that_ship_get_pictures() -> None:
     assert "img" not in reader.tags and "What the plans keep" not in page
     page, _ = page_of(result("none", **shipped), images=1)
     assert "no plan here cuts anything" in page
+
+
+def test_trained_weights_of_the_pictures_are_those_of_the_results_or_it_is_said(tmp_path: Path) -> None:
+    import torch
+
+    from tokensieve import parts
+    from tokensieve.models import load
+    from tokensieve.plan import Plan
+
+    shipped = {"model": "sieve-vit-8", "pretrained": "scenes-v1"}
+    plan, model = Plan.parse("learned:20"), load.load("sieve-vit-8", "scenes-v1").model
+    own = parts.load_parts(plan, model)
+    mark = parts.fingerprint(own)
+    other = parts.load_parts(plan, model)["learned"]
+    with torch.no_grad():
+        for value in other.parameters():
+            value.neg_()
+    file = tmp_path / "other.safetensors"
+    parts.save_part(file, "learned", other, model, {})
+
+    def drawn(trained: str | None, **arguments: Any) -> tuple[list[str], bool]:
+        row = result("learned:20", **shipped)
+        row["reduction"] |= {"trained": trained} if trained else {}
+        row["run"] |= {"arguments": arguments}
+        page, reader = page_of(row, images=1)
+        return [address for address in reader.addresses if address.startswith("data:")], "learned:20 is drawn with" in page
+
+    usual, said = drawn(mark)
+    assert not said and len(usual) == 1
+    assert drawn(None) == (usual, False)  # older results do not tell
+    assert drawn(parts.fingerprint({"learned": other})) == (usual, True)
+    theirs, said = drawn(parts.fingerprint({"learned": other}), weights=[str(file)])
+    assert not said and theirs != usual
+    assert drawn(mark, weights=[str(file)]) == (usual, False)  # the file is another now
+    for gone in ([str(tmp_path / "gone.safetensors")], [3], "x", [str(tmp_path)[:1] + "\0"]):
+        assert drawn(parts.fingerprint({"learned": other}), weights=gone) == (usual, True)
 
 
 # --------------------------------------------------------------------------------------------------------------------- plotting

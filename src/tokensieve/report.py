@@ -6,15 +6,21 @@ import argparse
 import base64
 import io
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokensieve import results, svg
 from tokensieve.errors import UserError
 from tokensieve.svg import Point
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tokensieve.plan import Plan
 
 Result = Mapping[str, Any]
 
@@ -29,6 +35,26 @@ SHARES = ("acc", "recall", "precision")  # metrics whose names hold one of these
 CONTROLS = {"none": "full model", "random": "random (control)", "grid": "grid (control)", "pool": "pool (control)"}
 WORDS = 8  # so many points in a plot get their plan's text, more get its number in the table
 SCENES = [3 + 8 * number for number in range(100)]  # test scenes that are drawn, in this order
+# What makes another experiment of a run, and so another section: settings, each with what a result that does not tell it was
+# made with, and fingerprints, which are named where the settings do not tell the sections apart.
+SETTINGS: dict[str, Any] = {
+    "split": "test",
+    "limit": None,
+    "seed": 0,
+    "dtype": None,
+    "model_type": "open_clip",
+    "recall_k": 5,
+    "train_split": "train",
+    "val_split": None,
+    "val_proportion": None,
+    "fewshot_k": -1,
+    "fewshot_epochs": 10,
+    "fewshot_lr": 0.1,
+    "normalize": True,
+}
+MARKS = ("amp", "classifiers", "weights", "data")
+FINGERPRINT = re.compile("[0-9a-f]{16,}")
+NOTHING = "–"  # where there is no value
 
 
 def run(args: argparse.Namespace) -> Path:
@@ -51,9 +77,9 @@ def build(found: Sequence[Result], *, title: str | None = None, images: int = 2)
     heading = title or "Token reduction: quality and cost"
     body = [f"<h1>{escape(heading)}</h1>", f"<p class='soft'>{_summary(found, sections)}</p>"]
     if len(sections) > 1:
-        entries = (f"<li><a href='#s{n}'>{escape(name)}</a></li>" for n, name in enumerate(sections, start=1))
+        entries = (f"<li><a href='#s{n}'>{escape(name)}</a></li>" for n, (name, _) in enumerate(sections, start=1))
         body.append(f"<nav><ul>{''.join(entries)}</ul></nav>")
-    for number, (name, rows) in enumerate(sections.items(), start=1):
+    for number, (name, rows) in enumerate(sections, start=1):
         body.append(_section(number, name, rows))
     if images:
         body.append(_examples(found, images))
@@ -63,10 +89,14 @@ def build(found: Sequence[Result], *, title: str | None = None, images: int = 2)
 # ---------------------------------------------------------------------------------------------------------- what is in a result
 
 
+def _plan(result: Result) -> str:
+    return str(_part(result, "reduction").get("plan") or "none")
+
+
 def plan_of(result: Result) -> str:
     """The plan's text, with the token fusion where there is one."""
     done = _part(result, "reduction")
-    plan, fusion = str(done.get("plan") or "none"), done.get("token_fusion", "cls")
+    plan, fusion = _plan(result), done.get("token_fusion", "cls")
     if fusion in (None, "cls"):
         return plan
     weight = f" {done['token_fusion_weight']}" if "token_fusion_weight" in done else ""
@@ -102,9 +132,12 @@ def _part(result: Result, name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _sections(found: Sequence[Result]) -> dict[str, list[Result]]:
-    """Results by model, data set, task and language; the full model first, then from many tokens to few."""
-    sections: dict[str, list[Result]] = {}
+def _sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """Results by model, data set, task, language and what else makes another experiment, of which headings name what differs.
+
+    In a section the full model comes first, then from many tokens to few.
+    """
+    named: dict[str, dict[tuple[str, ...], list[Result]]] = {}
     seen: set[str] = set()
     for result in found:
         key = _part(result, "run").get("key")
@@ -115,16 +148,47 @@ def _sections(found: Sequence[Result]) -> dict[str, list[Result]]:
         model = f"{result['model']} ({weights})" if weights else str(result["model"])
         language = result.get("language")
         told = [str(result.get("task") or ""), "" if language in (None, "en") else str(language)]
-        sections.setdefault(", ".join([f"{model} on {result['dataset']}", *filter(None, told)]), []).append(result)
-    for rows in sections.values():
-        rows.sort(
-            key=lambda row: (_method(row) != "none", -(number_of(_part(row, "reduction").get("tokens_out")) or 0), plan_of(row))
-        )
+        name = ", ".join([f"{model} on {result['dataset']}", *filter(None, told)])
+        named.setdefault(name, {}).setdefault(_experiment(result), []).append(result)
+    sections = []
+    for name, experiments in named.items():
+        for heading, rows in zip(_headings(name, list(experiments)), experiments.values(), strict=True):
+            sections.append((heading, sorted(rows, key=_order)))
     return sections
 
 
-def _summary(found: Sequence[Result], sections: Mapping[str, Sequence[Result]]) -> str:
-    parts = [f"{sum(map(len, sections.values()))} results"]
+def _order(row: Result) -> tuple[bool, float, str]:
+    return _method(row) != "none", -(number_of(_part(row, "reduction").get("tokens_out")) or 0), plan_of(row)
+
+
+def _experiment(result: Result) -> tuple[str, ...]:
+    """The settings, then the fingerprints, of a result as texts."""
+    run = _part(result, "run")
+    marks = (run.get(name) or None for name in MARKS)
+    return (*(_text(run.get(name, default)) for name, default in SETTINGS.items()), *map(_text, marks))
+
+
+def _headings(name: str, experiments: Sequence[tuple[str, ...]]) -> list[str]:
+    """A heading for each experiment: the name that they share, and what tells them apart."""
+
+    def kinds(places: Sequence[int]) -> int:
+        return len({tuple(values[place] for place in places) for values in experiments})
+
+    words = [*SETTINGS, *MARKS]
+    differ = [place for place in range(len(SETTINGS)) if kinds([place]) > 1]
+    for place in range(len(SETTINGS), len(words)):
+        if kinds([*differ, place]) > kinds(differ):
+            differ.append(place)
+    return [", ".join([name, *(_difference(words[place], values[place]) for place in differ)]) for values in experiments]
+
+
+def _difference(name: str, value: str) -> str:
+    """The heading's words for a setting, or for a fingerprint, of which the beginning is enough."""
+    return f"{name} not given" if value == NOTHING else f"{name} {FINGERPRINT.sub(lambda mark: mark[0][:8], value)}"
+
+
+def _summary(found: Sequence[Result], sections: Sequence[tuple[str, list[Result]]]) -> str:
+    parts = [f"{sum(len(rows) for _, rows in sections)} results"]
     for name, word in (("model", "model"), ("dataset", "data set"), ("task", "task")):
         values = dict.fromkeys(str(result.get(name)) for result in found)
         parts.append(f"{len(values)} {word}{'s' if len(values) != 1 else ''}")
@@ -218,8 +282,7 @@ def _all_metrics(rows: Sequence[Result]) -> str:
 
 def _method(result: Result) -> str:
     """The name at the beginning of the plan."""
-    plan = str(_part(result, "reduction").get("plan") or "none")
-    return plan.split("+")[0].split("@")[0].split(":")[0].split("(")[0].strip()
+    return _plan(result).split("+")[0].split("@")[0].split(":")[0].split("(")[0].strip()
 
 
 def _kind(result: Result, rows: Sequence[Result]) -> str:
@@ -299,7 +362,7 @@ def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return "–" if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return NOTHING if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _command(result: Result, rows: Sequence[Result]) -> list[str]:
@@ -312,21 +375,35 @@ def _command(result: Result, rows: Sequence[Result]) -> list[str]:
     words += ["--dataset", str(result["dataset"])]
     words += ["--task", str(result["task"])] if result.get("task") else []
     given = {**run, "language": result.get("language") or "en", "num_workers": run.get("workers")}
+    given.pop("weights", None)  # the fingerprint of the model's; what --weights was is among the arguments
+    given |= _part(run, "arguments")
+    if rows and not any(_trained(row) for row in rows):
+        given.pop("weights", None)
     given |= {name: done[name] for name in ("token_fusion", "token_fusion_weight") if name in done}
     if str(run.get("device", "")).startswith("cpu") and not run.get("amp"):
         given.pop("amp", None)
     for action in build_parser()[1]["eval"]._actions:
-        if action.dest not in given or action.dest in ("weights", "model", "pretrained", "dataset", "task", "plan"):
-            continue  # `weights` is the fingerprint of the model's
+        if action.dest not in given or action.dest in ("model", "pretrained", "dataset", "task", "plan"):
+            continue
         value = given[action.dest]
         if action.nargs == 0:
             words += [action.option_strings[0]] if value is getattr(action, "const", None) else []
         elif value is not None and value != action.default and [value] != action.default:
             words += [action.option_strings[0], *(map(str, value) if isinstance(value, list) else [str(value)])]
-    plans = list(dict.fromkeys(str(_part(row, "reduction").get("plan") or "none") for row in rows))
+    plans = list(dict.fromkeys(_plan(row) for row in rows))
     if plans:
         words += ["--plan", plans[0]] + (["--compare", *plans[1:]] if plans[1:] else [])
     return words
+
+
+def _trained(result: Result) -> bool:
+    """Whether a method of the plan has trained weights: --weights is refused where none has."""
+    from tokensieve.plan import Plan
+
+    try:
+        return any(step.method.part for step in Plan.parse(_plan(result)).steps)
+    except UserError:
+        return False
 
 
 # --------------------------------------------------------------------------------------------------------------------- examples
@@ -347,9 +424,14 @@ def _examples(found: Sequence[Result], images: int) -> str:
 def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) -> str:
     from tokensieve import embedded
 
-    texts = list(dict.fromkeys(str(_part(row, "reduction").get("plan") or "none") for row in rows))
+    texts = list(dict.fromkeys(_plan(row) for row in rows))
     if pretrained not in embedded.MODELS.get(model, ()):
-        named = shlex.join(["--model", model, *(["--pretrained", pretrained] if pretrained else [])])
+        kind = str(_part(rows[0], "run").get("model_type", "open_clip"))
+        named = shlex.join(
+            ["--model", model]
+            + (["--pretrained", pretrained] if pretrained else [])
+            + (["--model_type", kind] if kind != "open_clip" else [])
+        )
         command = shlex.join(["--plan", texts[0], *(["--compare", *texts[1:]] if texts[1:] else [])])
         return (
             "<p class='soft'>No pictures: they are drawn here for the models that ship with tokensieve only. To draw some:</p>"
@@ -366,12 +448,16 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
     originals = [show.read(f"{show.EMBEDDED}{scene}", 0) for scene in SCENES[:images]]
     bands: list[list[pictures.Band]] = [[] for _ in originals]
     said = []
-    if any(_part(row, "run").get("weights", loaded.fingerprint) != loaded.fingerprint for row in rows):
+    weights = loaded.fingerprint.partition("-")[0]
+    if any(str(_part(row, "run").get("weights", weights)).partition("-")[0] != weights for row in rows):
         said.append("These are drawn with the weights that ship now; some of the results were made with others.")
     for text in (text for text in texts if text != "none"):
         try:
-            for so_far, more in zip(bands, show.make_bands(loaded, [Plan.parse(text)], originals), strict=True):
+            plan = Plan.parse(text)
+            trained, remarks = _trained_parts(plan, loaded.model, [row for row in rows if _plan(row) == text])
+            for so_far, more in zip(bands, show.make_bands(loaded, [plan], originals, weights=trained), strict=True):
                 so_far += more
+            said += remarks
         except UserError as error:
             said.append(f"{text} is not drawn: {error}")
     if not any(bands):
@@ -383,6 +469,26 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
             described = escape(f"{name}: the patches that are kept under {', '.join(band.plan for band in of_image)}")
             figures.append(f"<figure class='card'><img alt='{described}' src='{_data(drawn.png())}'></figure>")
     return "".join([*figures, *(f"<p class='soft'>{escape(line)}</p>" for line in said)])
+
+
+def _trained_parts(plan: Plan, model: nn.Module, rows: Sequence[Result]) -> tuple[dict[str, nn.Module], list[str]]:
+    """The trained weights of a result, from the files it names or those that ship; what to say if results have others."""
+    from tokensieve import parts
+
+    wanted = {str(mark) for row in rows if (mark := _part(row, "reduction").get("trained")) is not None}
+    named = [_part(_part(row, "run"), "arguments").get("weights") for row in rows]
+    for files in named:
+        try:
+            found = parts.load_parts(plan, model, list(map(str, files)) if isinstance(files, list) else None)
+        except UserError:  # the files are gone, or others now
+            continue
+        if parts.fingerprint(found) in wanted:
+            break
+    else:
+        found = parts.load_parts(plan, model)
+    if wanted <= {parts.fingerprint(found)}:
+        return found, []
+    return found, [f"{plan} is drawn with trained weights that are at hand; some of its results were made with others."]
 
 
 def _data(png: bytes) -> str:
