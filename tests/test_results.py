@@ -191,6 +191,54 @@ def test_build_names_a_bad_file(tmp_path: Path, capsys: pytest.CaptureFixture, c
     assert not (tmp_path / "out.csv").exists()
 
 
+@pytest.mark.parametrize("command", ["build", "report"])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"reduction": [1]}, "its reduction is a list"),
+        ({"reduction": "anchor:60"}, "its reduction is a str"),
+        ({"run": ["seed"]}, "its run is a list"),
+        ({"run": 3}, "its run is a int"),
+        ({"reduction": {"layers": [1, 2]}}, "its layers are not a list of cuts"),
+        ({"reduction": {"layers": [{"layer": 2}]}}, "its layers are not a list of cuts"),
+        ({"reduction": {"notes": 3}}, "its notes are not"),
+        ({"reduction": {"notes": [3]}}, "its notes are not"),
+        ({"metrics": {"acc1": 10**400}}, "its 'acc1' is no measurement"),
+        ({"metrics": {"acc1": 1e307}}, "its 'acc1' is no measurement"),
+        ({"reduction": {"tokens_out": -(10**400)}}, "its 'tokens_out' is no measurement"),
+        ({"model": "\ud800"}, "surrogates not allowed"),
+    ],
+)
+def test_malformed_parts_are_named_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture, command: str, changes: dict, says: str
+) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "odd.json"
+    good.write_text(json.dumps(result()))
+    bad.write_text(json.dumps(result(**changes)))
+    options = ["--output", str(tmp_path / "out")] + (["--images", "0"] if command == "report" else [])
+    assert main([command, str(bad), *options]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"tokensieve: error: {bad} is not ") and says in said and said.count("\n") == 1
+    assert main([command, str(tmp_path), *options]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith(f"tokensieve: left out: {bad} is not ") and says in said and said.count("\n") == 1
+
+
+def test_json_without_end_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "r.json").write_text("[" * 100_000)
+    assert main(["build", str(tmp_path / "r.json"), "--output", str(tmp_path / "out.csv")]) == 2
+    assert "is not JSON" in capsys.readouterr().err
+
+
+def test_parts_that_are_empty_or_elsewhere_are_no_mistake(tmp_path: Path) -> None:
+    odd = result(reduction=None, run=None, notes="mine", layers=[1, 2])
+    (tmp_path / "r.json").write_text(json.dumps(odd))
+    assert main(["build", str(tmp_path), "--output", str(tmp_path / "out.csv")]) == 0
+    with open(tmp_path / "out.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["notes"], row["layers"]) == ("mine", "[1, 2]")
+
+
 def test_build_of_an_empty_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["build", str(tmp_path)]) == 2
     assert "no result" in capsys.readouterr().err

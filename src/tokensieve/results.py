@@ -47,6 +47,8 @@ REDUCTION = (
     "images_per_second_full",
     "notes",
 )
+LAYER = ("layer", "tokens_in", "tokens_out")  # what the result says of each cut
+LARGEST = 1e100  # a number beyond it was not measured
 
 
 # ------------------------------------------------------------------------------------------------------------- values
@@ -247,17 +249,37 @@ def read(files: Sequence[str]) -> list[dict[str, Any]]:
 
 def _result(path: Path) -> dict[str, Any]:
     try:
-        result = json.loads(path.read_text())
+        result = sane(json.loads(path.read_text()))
+        json.dumps(result, ensure_ascii=False).encode()  # halves of letters cannot be written
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}.") from error
     needed = ("dataset", "model", "pretrained", "metrics")
     missing = [name for name in needed if name not in result] if isinstance(result, dict) else list(needed)
     if missing or not isinstance(result["metrics"], dict):
         raise UserError(f"{path} is not a result of eval: it has no {', '.join(missing) or 'metrics by name'}.")
     whole: dict[str, Any] = result
+    if wrong := _wrong(whole):
+        raise UserError(f"{path} is not a result of eval: {wrong}.")
     return whole
+
+
+def _wrong(result: Mapping[str, Any]) -> str | None:
+    """What is not as eval writes it, in the parts that a result of clip_benchmark does not have, or in its numbers."""
+    for name in ("reduction", "run"):
+        if not isinstance(result.get(name), dict | None):
+            return f"its {name} is a {type(result[name]).__name__}, not values by name"
+    done = result.get("reduction") or {}
+    layers, notes = done.get("layers", []), done.get("notes", [])
+    if not isinstance(layers, list) or not all(isinstance(cut, dict) and set(LAYER) <= set(cut) for cut in layers):
+        return f"its layers are not a list of cuts, each with {', '.join(LAYER)}"
+    if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+        return "its notes are not a list of texts"
+    for name, value in [*result["metrics"].items(), *done.items()]:
+        if isinstance(value, (int, float)) and abs(value) > LARGEST:
+            return f"its {name!r} is no measurement: it is beyond {LARGEST:g}"
+    return None
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,13 +287,14 @@ def _row(result: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = dict(result["metrics"])
     row.update({name: value for name, value in result.items() if name not in ("metrics", "reduction", "run")})
     row["model_fullname"] = f"{result['model']} {result['pretrained']}"
-    row.update(result.get("reduction") or {})
+    done = dict(result.get("reduction") or {})
+    if "layers" in done:
+        done["layers"] = " ".join(f"{cut['layer']}:{cut['tokens_in']}->{cut['tokens_out']}" for cut in done["layers"])
+    if "notes" in done:
+        done["notes"] = "; ".join(done["notes"])
+    row.update(done)
     row.update({f"run_{name}": value for name, value in (result.get("run") or {}).items()})
-    if "layers" in row:
-        row["layers"] = " ".join(f"{cut['layer']}:{cut['tokens_in']}->{cut['tokens_out']}" for cut in row["layers"])
-    if "notes" in row:
-        row["notes"] = "; ".join(row["notes"])
-    return {name: _cell(value) for name, value in sane(row).items()}
+    return {name: _cell(value) for name, value in row.items()}
 
 
 def _cell(value: Any) -> Any:
