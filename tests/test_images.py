@@ -60,7 +60,7 @@ def _huge_png(width: int, height: int) -> io.BytesIO:
 
 
 @pytest.mark.parametrize("side", [int(MAX_PIXELS**0.5) + 1, 20_000])
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_huge_images_are_refused_before_decoding(side: int) -> None:
+def test_huge_images_are_refused_before_decoding(side: int, recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(BrokenImage, match="pixels"):
         open_image(_huge_png(side, side))
+    assert not recwarn.list, "the refusal says it all"

@@ -6,6 +6,7 @@ conversion would cut everything above 255). The EXIF rotation is not applied, si
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,11 +23,13 @@ class BrokenImage(ValueError):
 def open_image(source: str | Path | BinaryIO) -> Image.Image:
     """The image in RGB; BrokenImage if it is damaged or too large."""
     try:
-        with Image.open(source) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise BrokenImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
-            return _rgb(image)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, on sizes and palettes: both are settled here
+            with Image.open(source) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise BrokenImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
+                return _rgb(image)
     except Image.DecompressionBombError as error:
         raise BrokenImage(str(error)) from error
     except (OSError, SyntaxError, EOFError) as error:  # SyntaxError is Pillow's word for a damaged header
