@@ -455,7 +455,7 @@ def test_weights_from_another_folder_are_the_same_weights(tiny_clip: SimpleNames
     assert one.fingerprint == two.fingerprint
     with torch.no_grad():
         next(two.model.parameters())[0] += 1e-3
-    assert load.fingerprint(two.model) != one.fingerprint
+    assert load.identity(two.model, two.transform) != one.fingerprint
 
 
 def test_what_libraries_warn_about_in_loading_is_passed_on_once_without_their_log() -> None:
@@ -742,6 +742,41 @@ def test_flags_of_other_tasks_are_taken_and_said_to_be_idle(run: Run, flags: lis
 @pytest.mark.parametrize("flags", [["--wds_cache_dir", "cache"], ["--model_cache_dir", "cache"], ["--model_type", "open_clip"]])
 def test_the_other_flags_of_clip_benchmark(run: Run, flags: list) -> None:
     assert only(run(*flags))["run"]["n_samples"] == 30
+
+
+def test_a_probe_from_kept_features_forgets_nothing(run: Run, tmp_path: Path) -> None:
+    """Broken images stay counted and judged, and what the first run measured is not overwritten by nothing."""
+    samples = [{"png": png(picture(i % 6, i)), "cls": str(i % 6).encode()} for i in range(24)]
+    samples[5]["png"] = samples[5]["png"][:60]
+    folder = write_shards(tmp_path / "some", samples)
+    flags = [
+        "--task",
+        "linear_probe",
+        "--train_split",
+        "test",
+        "--fewshot_epochs",
+        1,
+        "--dataset_root",
+        folder,
+        "--plan",
+        "random:6",
+    ]
+    first = only(run(*flags, "--max_broken", 0.2))
+    assert (first["run"]["n_samples"], first["run"]["n_skipped"]) == (23, 2)  # of each of two passes
+    assert first["run"]["arguments"] == {"dataset_root": str(folder), "max_broken": 0.2}
+    for more in ([], ["--skip_load"]):
+        again = only(run(*flags, "--max_broken", 0.2, *more))
+        assert again["metrics"] == first["metrics"] and again["run"]["key"] == first["run"]["key"]
+        assert (again["run"]["n_samples"], again["run"]["n_skipped"]) == (23, 2)
+        assert again["reduction"] == first["reduction"]
+    assert "--max_broken 0.0" in run(*flags, "--max_broken", 0.0, expect=2).err
+
+
+def test_a_classifier_of_another_width_or_with_nan(run: Run, tmp_path: Path) -> None:
+    torch.save(torch.randn(5, 6), tmp_path / "narrow.pt")
+    assert "width 5, tiny-clip has 16" in run("--load_clfs", tmp_path / "narrow.pt", expect=2).err
+    torch.save(torch.full((16, 6), float("nan")), tmp_path / "nan.pt")
+    assert "finite numbers" in run("--load_clfs", tmp_path / "nan.pt", expect=2).err
 
 
 def test_token_fusion_changes_the_feature_and_is_in_the_result(run: Run, tiny_clip: SimpleNamespace) -> None:

@@ -84,16 +84,17 @@ def run(setup: Setup, plan: str = "none") -> tuple[dict[str, Any], int]:
     passes = 0
     for split, source in task.sources().items():
         kept = task.stored(plan, split)
-        if kept is None:
-            passes += 1
-            with torch.inference_mode():
-                kept = [
-                    task.batch(split, batch.images, batch.targets, [setup.loaded.model.encode_image])[0]
-                    for batch in source.loader(setup.args.batch_size, 0)
-                    if batch.images is not None
-                ]
-            task.store(plan, split, kept)
-        records[split] = kept
+        if kept is not None:
+            records[split] = kept.records
+            continue
+        passes += 1
+        with torch.inference_mode():
+            records[split] = [
+                task.batch(split, batch.images, batch.targets, [setup.loaded.model.encode_image])[0]
+                for batch in source.loader(setup.args.batch_size, 0)
+                if batch.images is not None
+            ]
+        task.store(plan, split, records[split], [])
     return task.metrics(records), passes
 
 
@@ -319,7 +320,9 @@ def test_damaged_files_are_made_again(setup: Callable[..., Setup], tmp_path: Pat
 
 
 def test_without_a_model(setup: Callable[..., Setup], folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--skip_load: there are no features in .*, it holds nothing. Run it once without"):
+    with pytest.raises(
+        UserError, match=r"--skip_load: there are no features in .*, it holds nothing that can be read. Run it once"
+    ):
         LinearProbeTask(setup(skip_load=True, root="nowhere"))
     first, _ = run(setup(val_proportion=0.3))
     assert run(setup(val_proportion=0.3, skip_load=True, root="nowhere")) == (first, 0)
@@ -336,6 +339,20 @@ def test_without_a_model(setup: Callable[..., Setup], folder: Path, tmp_path: Pa
         LinearProbeTask(setup(val_proportion=0.3, skip_load=True)).stored("none", "train")
 
 
+def test_a_probe_that_diverges_is_an_error(setup: Callable[..., Setup]) -> None:
+    with pytest.raises(UserError, match="--fewshot_lr inf"):
+        LinearProbeTask(setup(fewshot_lr=float("inf")))
+    huge = Features(torch.full((8, 4), 3e38), torch.arange(8) % 2)
+    with pytest.raises(UserError, match="diverged"):
+        LinearProbeTask(setup()).metrics({"train": [huge], "test": [huge]})
+
+
+def test_validation_labels_that_training_never_saw_are_an_error(setup: Callable[..., Setup]) -> None:
+    train, more = (Features(torch.randn(8, 4), torch.arange(8) % classes) for classes in (2, 3))
+    with pytest.raises(UserError, match="a validation label is 2"):
+        LinearProbeTask(setup()).metrics({"train": [train], "val": [more], "test": [train]})
+
+
 def test_a_folder_that_cannot_be_written_is_said_at_once(setup: Callable[..., Setup], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--feature_root"):
@@ -344,11 +361,14 @@ def test_a_folder_that_cannot_be_written_is_said_at_once(setup: Callable[..., Se
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_store_returns_what_it_was_given(dtype: torch.dtype, tmp_path: Path) -> None:
-    store = feature_store.FeatureStore(str(tmp_path), "a/b", "c", "wds/d", pytest.fail)
+    store = feature_store.FeatureStore(str(tmp_path), "a/b", "c", "wds/d", pytest.fail, False)
     identity = {"split": "train/x", "plan": "none", "value": (1, 2)}
     given = torch.randn(5, 3).to(dtype).t()
     assert store.find(identity) is None
-    store.keep(identity, {"features": given, "labels": torch.arange(3)})
-    found = store.find(identity)
+    broken = [sources.Broken("x.png", "cut off")]
+    store.keep(identity, {"features": given, "labels": torch.arange(3)}, broken)
+    answer = store.find(identity)
+    assert answer is not None and answer[1] == broken
+    found = answer[0]
     assert found and torch.equal(found["features"], given) and found["features"].dtype == dtype
     assert store.find({**identity, "value": (1, 3)}) is None

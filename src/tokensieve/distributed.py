@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +28,7 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    patient: Any = None  # the same processes, for waiting without a time-out
 
     @property
     def leads(self) -> bool:
@@ -45,14 +46,14 @@ class World:
         return values
 
     def share(self, value: Any) -> Any:
-        """Process 0's value, in all of them."""
+        """Process 0's value, in all of them. While it computes, they wait as long as it lives."""
         if self.size == 1:
             return value
         import torch.distributed as dist
 
         box = [value]
         with _together():
-            dist.broadcast_object_list(box)
+            dist.broadcast_object_list(box, group=self.patient)
         return box[0]
 
     @contextmanager
@@ -69,7 +70,7 @@ class World:
 def world(asked: bool, timeout: int) -> Iterator[World]:
     """The processes that torchrun or srun started, joined; with `asked`, also those that other launchers tell of.
 
-    timeout: seconds that one of them may wait for another before the job is given up.
+    timeout: seconds that process 0 may wait for the records of another before the job is given up.
     """
     found = from_environment(os.environ, asked)
     if found.size == 1:
@@ -78,11 +79,13 @@ def world(asked: bool, timeout: int) -> Iterator[World]:
     import torch.distributed as dist
 
     os.environ.setdefault("MASTER_ADDR", _first_host(os.environ))
-    os.environ.setdefault("MASTER_PORT", str(20000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 20000))
+    step = 1000 * int(os.environ.get("SLURM_STEP_ID", 0)) + int(os.environ.get("SLURM_JOB_ID", 0))
+    os.environ.setdefault("MASTER_PORT", str(20000 + step % 20000))
     with _together():
         dist.init_process_group("gloo", rank=found.rank, world_size=found.size, timeout=timedelta(seconds=timeout))
+        patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
     try:
-        yield found
+        yield replace(found, patient=patient)
     finally:
         dist.destroy_process_group()
 
@@ -103,7 +106,7 @@ def from_environment(variables: Mapping[str, str], asked: bool = False) -> World
             raise UserError(f"the environment variable {name}={variables[name]!r} is not a number.") from None
 
     torchrun = "RANK" in variables and "WORLD_SIZE" in variables
-    srun = "SLURM_PROCID" in variables and int(variables.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    srun = "SLURM_PROCID" in variables and first(("SLURM_STEP_NUM_TASKS",), 1) > 1
     if not (asked or torchrun or srun):
         return World()
     sizes = ("SLURM_STEP_NUM_TASKS",) if srun and not torchrun else SIZE

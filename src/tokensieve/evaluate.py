@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib
+import json
 import os
 import sys
 import time
@@ -53,6 +54,16 @@ DEFAULT_FOLDER = "results"
 S1_FLAGS = {"token_selection_k": "k", "token_selection_m": "m", "token_selection_alpha": "alpha"}  # flag: its argument
 S2_FLAGS = {flag: flag for flag in ("k_anchors", "top_m", "alpha", "prune_layer")}
 FULL_SHARE = 0.05  # of the plans' time may go into timing the unreduced model, after one batch, where it is not a plan
+# Flags that a result is not known by (files are, by their content), but that are needed to make it again; their defaults.
+REPEATED: dict[str, Any] = {
+    "dataset_root": "root",
+    "weights": None,
+    "custom_classname_file": None,
+    "custom_template_file": None,
+    "load_clfs": [],
+    "annotation_file": "",
+    "max_broken": 0.01,
+}
 # Flags that some tasks alone look at: which, and the default.
 TASK_FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "recall_k": (("zeroshot_retrieval",), [5]),
@@ -98,6 +109,8 @@ def _run(args: argparse.Namespace, here: World) -> list[Path]:
     _check_weights(args, plans)
     template = args.output or os.path.join(DEFAULT_FOLDER if bare else "", results.DEFAULT_OUTPUT)
     device = find_device(args.device, here.local_rank)
+    if here.size > 1 and any(name.startswith("tfds/") for name in sources.names(args.dataset)):
+        raise UserError("tfds/ data sets share themselves among processes in a way of their own: run them in one process.")
     say = Speaker(silent=not here.leads)
     jobs = list_jobs(args, plans, template)
     _mention_idle_flags(args, {job.task for job in jobs}, say)
@@ -309,9 +322,8 @@ def run_job(
     none = Arm(loaded.model, Plan.parse("none"), 0, precision, act=task.act)
     full = next((arm for arm in arms if arm.plan.is_identity and arm.fusion.kind == "cls"), none)
 
-    pending = here.share(
-        {split: [str(p) for p in plans if task.stored(keys[str(p)], split) is None] for split in data} if here.leads else None
-    )
+    kept = {(text, split): task.stored(keys[text], split) for text in map(str, plans) for split in data} if here.leads else {}
+    pending = here.share({split: [str(p) for p in plans if kept[str(p), split] is None] for split in data} if kept else None)
     if args.skip_load and any(pending.values()):
         missing = sorted({plan for plans in pending.values() for plan in plans})
         raise UserError(f"--skip_load: there are no features for {', '.join(missing)}; run once without --skip_load.")
@@ -322,7 +334,7 @@ def run_job(
         waiting = [arm for arm in arms if str(arm.plan) in pending[split]]
         passes[split] = _pass_over(split, source, task, waiting, full, job, args, device, show, here)
         for plan, fresh in passes[split].records.items():
-            task.store(keys[plan], split, fresh)
+            task.store(keys[plan], split, fresh, passes[split].broken)
     if not here.leads:
         return []
     for arm in arms:
@@ -332,22 +344,27 @@ def run_job(
     rows = []
     made = _no_model(plans) if args.skip_load else reductions(arms, full, _an_image(passes, data, device))
     for text, reduction in zip(map(str, plans), made, strict=True):
-        records, samples = {}, {}
+        records, samples, broken = {}, {}, 0
         for split, done in passes.items():
-            made_now = text in done.records
-            records[split] = done.records[text] if made_now else task.stored(keys[text], split) or []
-            samples[split] = done.n_samples if made_now else task.count(records[split])
+            earlier = kept[text, split]
+            if earlier is None:
+                records[split], samples[split], bad = done.records[text], done.n_samples, done.broken
+            else:
+                records[split], samples[split], bad = earlier.records, earlier.n_samples, earlier.broken
+                judge(bad, samples[split], samples[split] + len(bad), args.max_broken, job.dataset)
+            broken += len(bad)
         run = {
             "versions": results.versions(),
             **settings,
             "n_samples": samples[list(data)[-1]],
-            "n_skipped": sum(len(done.broken) for done in passes.values()),
+            "n_skipped": broken,
             "samples": samples,
             "processes": here.size,
             "seconds": 0.0,
             "threads": torch.get_num_threads(),
             "weights": task.weights,
             "data": marks[0] if len(marks) == 1 else marks,
+            "arguments": {flag: value for flag, default in REPEATED.items() if (value := getattr(args, flag)) != default},
             "key": stamps[text],
         }
         rows.append(_row(job, task, records, reduction, run, args, data))
@@ -355,7 +372,7 @@ def run_job(
         row["run"]["seconds"] = time.perf_counter() - started
     files = [job.files[row["reduction"]["plan"]] for row in rows]
     for file, row in zip(files, rows, strict=True):
-        results.write_result(file, row)
+        results.write_result(file, _with_what_was_measured(row, file))
     if show:
         table.print_table(rows, files, task.metric)
     return files
@@ -514,6 +531,16 @@ def _no_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     speeds = dict.fromkeys(("images_per_second", "images_per_second_full"))
     reason = "the features are of an earlier run (--skip_load)"
     return [{"plan": str(plan), **unknown, "reason": reason, "layers": [], **speeds, "notes": []} for plan in plans]
+
+
+def _with_what_was_measured(row: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Where the same run is there already and measured what this one, from kept features, did not: that is taken over."""
+    if results.stored_key(file) != row["run"]["key"]:
+        return row
+    earlier, now = json.loads(file.read_text())["reduction"], row["reduction"]
+    if now["applied"] is None:  # there was no model to measure
+        return {**row, "reduction": earlier}
+    return {**row, "reduction": {**earlier, **{name: value for name, value in now.items() if value is not None}}}
 
 
 def _row(

@@ -426,8 +426,8 @@ def _guarded(given: Any, name: str, folder: str, split: str) -> Source:
         given.loader = open_image
         mark.append([(os.path.relpath(path, folder), label, *_stamp(path)) for path, label in given.samples])
     else:
-        there = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        mark.extend([len(given), *((entry, *_stamp(os.path.join(folder, entry))) for entry in there)])
+        files = sorted(os.path.join(place, file) for place, _, inside in os.walk(folder) for file in inside)
+        mark.extend([len(given), *((os.path.relpath(file, folder), *_stamp(file)) for file in files)])
     return Source(Guarded(given), classes, templates, digest(mark), captions=name in CAPTIONS)
 
 

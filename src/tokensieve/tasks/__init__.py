@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokensieve.data.sources import Source
+from tokensieve.data.sources import Broken, Source
 from tokensieve.models.load import Loaded
 
 Encode = Callable[[Tensor], Any]  # images (B,3,h,w) -> features (B,E) under one plan, or what the task's `act` makes of them
@@ -39,6 +39,15 @@ class Setup:
     say: Callable[[str], None]  # a remark on stderr, each one once
     source: Callable[[str], Source]  # the data of a split, by the arguments
     save_clf: Path | None = None  # where the classifier is to be kept
+
+
+@dataclass
+class Stored:
+    """What an earlier run kept of a pass."""
+
+    records: list[Record]
+    n_samples: int
+    broken: list[Broken]
 
 
 class Task:
@@ -73,13 +82,9 @@ class Task:
         """The fingerprint of the weights that the records are made with."""
         return self.setup.loaded.fingerprint
 
-    def count(self, records: list[Record]) -> int:
-        """How many samples stored records are of."""
-        raise NotImplementedError
-
-    def stored(self, plan: str, split: str) -> list[Record] | None:
+    def stored(self, plan: str, split: str) -> Stored | None:
         """The records of an earlier run that was the same, if they were kept: then that pass is left out for the plan."""
         return None
 
-    def store(self, plan: str, split: str, records: list[Record]) -> None:
-        """Keep the records of a pass for a later run."""
+    def store(self, plan: str, split: str, records: list[Record], broken: Sequence[Broken]) -> None:
+        """Keep the records of a pass, and which images it could not read, for a later run."""

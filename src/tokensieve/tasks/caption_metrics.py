@@ -1,7 +1,8 @@
 """How good captions are: BLEU, METEOR, ROUGE-L, CIDEr and SPICE as pycocoevalcap computes them, which clip_benchmark uses.
 
-Its Java programs (the PTB tokenizer, METEOR, SPICE) are run here with a time-out, and with nothing written into its folder
-where that can be avoided; its Python scorers are called. What cannot be had without a network (SPICE's models) is left out.
+Its PTB tokenizer and METEOR (Java) are run here with a time-out, and with nothing written into its folder where that can be
+avoided; its Python scorers are called, and its own runner of SPICE. What cannot be had without a network (SPICE's models) is
+left out.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def score(written: Sequence[str], references: Sequence[Sequence[str]], say: Call
     res = {i: [tokenized[i]] for i in range(len(written))}
     rest = iter(tokenized[len(written) :])
     gts = {i: [next(rest) for _ in told] for i, told in enumerate(references)}
+    if not any(text for told in gts.values() for text in told):
+        raise UserError("no reference caption holds a word, so captions cannot be judged by them.")
     values, errors = _bleu(gts, res)
     scorers = {"METEOR": _meteor, "ROUGE_L": Rouge().compute_score, "CIDEr": Cider().compute_score, "SPICE": _spice}
     for name, compute in scorers.items():

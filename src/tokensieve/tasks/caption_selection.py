@@ -36,20 +36,24 @@ class CaptionSelectionTask(Task):
         return {"test": self.source}
 
     def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
-        """A record is (B,2): did the captions find their images, did the images find their captions."""
+        """A record is (B,2), did the captions find their images and the images their captions, and the number of captions."""
         instances, captions = len(targets), {len(told) for told in targets}
+        self._check_even(captions)
+        texts = texts_to_unit(self.setup, [text for told in targets for text in told]).view(instances, *captions, -1)
+        flat = images.flatten(0, 1) if images.dim() == 5 else images  # (B n,3,h,w)
+        found = [images_to_unit(self.setup, encode, flat).view(instances, -1, texts.shape[2]) for encode in encoders]
+        return [(right(features, texts), texts.shape[1]) for features in found]
+
+    def _check_even(self, captions: set[int]) -> None:
         if len(captions) > 1 or captions == {0}:
             raise UserError(
                 f"--task {NAME} needs as many captions for every image; {self.setup.dataset} has {min(captions)} to "
                 f"{max(captions)}. For such data there is --task zeroshot_retrieval."
             )
-        texts = texts_to_unit(self.setup, [text for told in targets for text in told]).view(instances, *captions, -1)
-        flat = images.flatten(0, 1) if images.dim() == 5 else images  # (B n,3,h,w)
-        found = [images_to_unit(self.setup, encode, flat).view(instances, -1, texts.shape[2]) for encode in encoders]
-        return [right(features, texts) for features in found]
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        hits = torch.cat(records["test"])  # (B,2)
+        self._check_even({captions for _, captions in records["test"]})
+        hits = torch.cat([found for found, _ in records["test"]])  # (B,2)
         shares = {"image_acc": hits[:, 0], "text_acc": hits[:, 1], "acc": hits.all(1)}
         made = {name: hit.double().mean().item() for name, hit in shares.items()}
         return made | {f"{name}_stderr": math.sqrt(p * (1 - p) / len(hits)) for name, p in made.items()}

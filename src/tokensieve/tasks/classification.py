@@ -70,8 +70,8 @@ def load_classifiers(paths: Sequence[str], device: torch.device) -> Tensor:
             raise UserError(f"cannot read the classifier {path}: {error.strerror}. Make one with --save_clf.") from error
         except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError) as error:  # not a pickle
             raise UserError(f"{path} is not a classifier saved with --save_clf.") from error
-        if not isinstance(classifier, Tensor) or classifier.dim() != 2:
-            raise UserError(f"{path} is not a classifier: a matrix (width, classes) was expected.")
+        if not isinstance(classifier, Tensor) or classifier.dim() != 2 or not torch.isfinite(classifier).all():
+            raise UserError(f"{path} is not a classifier: a matrix (width, classes) of finite numbers was expected.")
         if loaded and classifier.shape != loaded[0].shape:
             raise UserError(f"{path} is {tuple(classifier.shape)}, {paths[0]} is {tuple(loaded[0].shape)}: no mean of them.")
         loaded.append(classifier)
@@ -132,6 +132,9 @@ class ClassificationTask(Task):
         for encode in encoders:
             with self.setup.precision():
                 features = F.normalize(encode(images), dim=-1)
+                if features.shape[1] != self.classifier.shape[0]:
+                    wide, given = features.shape[1], self.classifier.shape[0]
+                    raise UserError(f"--load_clfs is for features of width {given}, {self.setup.model} has {wide}.")
                 logits = 100.0 * features @ self.classifier  # (B, C)
             made.append(record(logits.float().cpu(), targets))
         return made

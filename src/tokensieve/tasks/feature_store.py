@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from tokensieve.data.sources import Broken
 from tokensieve.errors import UserError
 from tokensieve.results import check_writable, digest, slug, write_bytes
 
@@ -27,10 +28,12 @@ MARK = "tokensieve"  # the header's entry: {"identity": {...}, "sha256": "..."}
 class FeatureStore:
     """The features of one model on one data set."""
 
-    def __init__(self, root: str, model: str, pretrained: str, dataset: str, say: Callable[[str], None]) -> None:
+    def __init__(self, root: str, model: str, pretrained: str, dataset: str, say: Callable[[str], None], reads: bool) -> None:
+        """reads: nothing will be written there."""
         self.folder = Path(root) / "-".join((model, pretrained, dataset)).replace("/", "_")[-200:]
         self.say = say
-        check_writable(self.folder / "any", "--feature_root")
+        if not reads:
+            check_writable(self.folder / "any", "--feature_root")
 
     def path(self, identity: Identity) -> Path:
         """The file of that identity, there or not."""
@@ -38,13 +41,13 @@ class FeatureStore:
             "/", "_"
         )
 
-    def keep(self, identity: Identity, tensors: Mapping[str, Tensor]) -> None:
-        """Write them, whole or not at all."""
+    def keep(self, identity: Identity, tensors: Mapping[str, Tensor], broken: Sequence[Broken]) -> None:
+        """Write them, whole or not at all, with the names of the images that could not be read."""
         ready = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        about = json.dumps({"identity": identity, "sha256": _checksum(ready)})
+        about = json.dumps({"identity": identity, "sha256": _checksum(ready), "broken": broken})
         write_bytes(self.path(identity), save(ready, metadata={MARK: about}))
 
-    def find(self, identity: Identity) -> dict[str, Tensor] | None:
+    def find(self, identity: Identity) -> tuple[dict[str, Tensor], list[Broken]] | None:
         """What was kept under that identity; None if nothing, or if the file is damaged, which is said."""
         path = self.path(identity)
         if not path.exists():
@@ -54,11 +57,11 @@ class FeatureStore:
                 about = json.loads((file.metadata() or {})[MARK])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if about["identity"] == json.loads(json.dumps(identity)) and about["sha256"] == _checksum(tensors):
-                return tensors
+                return tensors, [Broken(*sample) for sample in about["broken"]]
             reason = "its content is not what was written"
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
-        self.say(f"{path} is damaged ({reason}): its features are made again")
+        self.say(f"{path} is damaged ({reason}): its features are not used")
         return None
 
     def entries(self) -> Iterator[Identity]:
@@ -91,7 +94,8 @@ class FeatureStore:
             odd = min(odds, key=len)  # of the one that is nearest to what is wanted
             held = f"such ones only with other settings ({'; '.join(odd)})"
         else:
-            held = ", ".join(sorted({f"{entry.get('split')!r} under {entry.get('plan')}" for entry in there})) or "nothing"
+            held = ", ".join(sorted({f"{entry.get('split')!r} under {entry.get('plan')}" for entry in there}))
+            held = held or "nothing that can be read"
         raise UserError(
             f"--skip_load: there are no {what} in {self.folder}, it holds {held}. "
             f"Run it once without --skip_load, with the same settings."

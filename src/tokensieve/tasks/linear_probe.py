@@ -28,9 +28,9 @@ from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
 from tokensieve import results
-from tokensieve.data.sources import Source
+from tokensieve.data.sources import Broken, Source
 from tokensieve.errors import UserError
-from tokensieve.tasks import Encode, Record, Setup, Task
+from tokensieve.tasks import Encode, Record, Setup, Stored, Task
 from tokensieve.tasks.classification import mean_per_class_recall, share_stderr
 from tokensieve.tasks.feature_store import FeatureStore, Identity
 
@@ -56,7 +56,7 @@ class LinearProbeTask(Task):
         self.setup, args = setup, setup.args
         if args.fewshot_k == 0:
             raise UserError("--fewshot_k 0 leaves nothing to learn from: give 1 or more images a class, or -1 for all.")
-        if args.fewshot_epochs < 1 or not args.fewshot_lr > 0:
+        if args.fewshot_epochs < 1 or not 0 < args.fewshot_lr < math.inf:
             raise UserError(
                 f"--fewshot_epochs {args.fewshot_epochs} --fewshot_lr {args.fewshot_lr}: "
                 f"the epochs must be 1 or more, the learning rate above 0."
@@ -64,7 +64,7 @@ class LinearProbeTask(Task):
         self.splits = {"train": args.train_split, "test": args.split}
         if args.val_split is not None or args.val_proportion is not None:
             self.splits = {"train": args.train_split, "val": args.val_split or args.train_split, "test": args.split}
-        self.kept = FeatureStore(args.feature_root, setup.model, setup.pretrained, setup.dataset, setup.say)
+        self.kept = FeatureStore(args.feature_root, setup.model, setup.pretrained, setup.dataset, setup.say, args.skip_load)
         self.draws = torch.Generator().manual_seed(args.seed)
         self.divided: int | None = None  # of how many images --val_proportion is taken
         self.data = self._kept_data() if args.skip_load else self._read_data()
@@ -103,7 +103,11 @@ class LinearProbeTask(Task):
     def settings(self) -> dict[str, Any]:
         args = self.setup.args
         names = ("train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_epochs", "fewshot_lr", "normalize")
-        return {name: getattr(args, name) for name in names}
+        made = {name: getattr(args, name) for name in names}
+        if args.skip_load:  # those of the run that kept the features
+            readers = [self.kept.only("workers", {**self._known(), **self._place(split)}) for split in self.splits]
+            made["workers"] = max((count for count in readers if count is not None), default=None)
+        return made
 
     def batch(self, split: str, images: Tensor, targets: Any, encoders: Sequence[Encode]) -> list[Record]:
         if not isinstance(targets, Tensor) or targets.dim() != 1:
@@ -162,21 +166,19 @@ class LinearProbeTask(Task):
             known["workers"] = source.workers(self.setup.args.num_workers) if source.size is None else None
         return known
 
-    def stored(self, plan: str, split: str) -> list[Record] | None:
+    def stored(self, plan: str, split: str) -> Stored | None:
         identity = self._identity(plan, split)
         found = self.kept.find(identity)
         if found is None:
             if self.setup.args.skip_load:
                 raise UserError(f"--skip_load: {self.kept.path(identity)} is damaged. Run it once without --skip_load.")
             return None
-        return [Features(found["features"], found["labels"])]
+        tensors, broken = found
+        return Stored([Features(tensors["features"], tensors["labels"])], len(tensors["labels"]), broken)
 
-    def count(self, records: list[Record]) -> int:
-        return sum(len(record.labels) for record in records)
-
-    def store(self, plan: str, split: str, records: list[Record]) -> None:
+    def store(self, plan: str, split: str, records: list[Record], broken: Sequence[Broken]) -> None:
         whole = joined(records)
-        self.kept.keep(self._identity(plan, split), {"features": whole.features, "labels": whole.labels})
+        self.kept.keep(self._identity(plan, split), {"features": whole.features, "labels": whole.labels}, broken)
 
     # ------------------------------------------------------------------------------------------------------------ numbers
 
@@ -202,10 +204,17 @@ class LinearProbeTask(Task):
             )
             weight_decay = 0.0
             if "val" in passes:
+                most = int(passes["val"].labels.max())
+                if args.fewshot_k < 0 and most >= classes:  # they are learnt from in the end
+                    raise UserError(
+                        f"a validation label is {most}, but training labels only go to {classes - 1}: give more data."
+                    )
                 weight_decay = probe.best_weight_decay(train, passes["val"])
                 if args.fewshot_k < 0:  # few-shot means that no more images than those are learnt from
                     train = joined([train, passes["val"]])
             logits = probe.logits(probe.train(train, weight_decay), passes["test"].features)
+            if not torch.isfinite(logits).all():
+                raise UserError(f"the linear probe has diverged with --fewshot_lr {args.fewshot_lr}: give a lower one.")
         return {
             **scores(logits, passes["test"].labels),
             "weight_decay": weight_decay,
