@@ -24,9 +24,8 @@ from tokensieve.config import CaptionTraining
 from tokensieve.data import scenes
 from tokensieve.data.embedded import EmbeddedCaptions, as_batch
 from tokensieve.generation import Words, write
-from tokensieve.training.clip import thinned
-from tokensieve.training.loop import LOG
-from tokensieve.training.muon import Muon
+from tokensieve.training.clip import loss_curve
+from tokensieve.training.muon import optimizers
 
 
 class Pictures:
@@ -70,7 +69,7 @@ class CaptionLearner:
         _begin_as_clip(self.model, embedded.weights_path(config.start))
         self.model.visual.eval().requires_grad_(False)
         self.pictures = Pictures(self.model.visual, EmbeddedCaptions("train", length=config.pictures))
-        self.muon, self.adamw = _optimizers(self.model, config)
+        self.muon, self.adamw = optimizers(self.model, config.optimizer)
         self.seconds = 0.0
 
     def step(self, index: int) -> dict[str, float]:
@@ -135,23 +134,6 @@ def _begin_as_clip(model: nn.Module, weights: Path) -> None:
     nn.init.normal_(projection, std=projection.shape[0] ** -0.5)  # open_clip leaves it as the memory was
 
 
-def _optimizers(model: nn.Module, config: CaptionTraining) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the matrices of the blocks; AdamW for embeddings, projections, gains and biases. Only matrices decay."""
-    how = config.optimizer
-    matrices, others, gains = [], [], []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.ndim < 2:
-            gains.append(parameter)
-        elif "resblocks" in name or "cross_attn" in name:
-            matrices.append(parameter)
-        else:
-            others.append(parameter)
-    groups = [{"params": others, "weight_decay": how.weight_decay}, {"params": gains, "weight_decay": 0.0}]
-    return Muon(matrices, lr=how.lr, weight_decay=how.weight_decay), torch.optim.AdamW(groups, lr=how.lr, betas=(0.9, 0.98))
-
-
 # ------------------------------------------------------------------------------------------------------ after the last step
 
 
@@ -193,10 +175,7 @@ def export(learner: CaptionLearner, run: Path) -> dict[str, Any]:
     weights = {name: value.half().contiguous() for name, value in model.state_dict().items()}
     results.write_bytes(run / f"{embedded.CAPTIONER_PRETRAINED}.safetensors", safetensors.torch.save(weights))
     model.load_state_dict(weights)  # what is measured is what ships
-    rows = [json.loads(row) for row in (run / LOG).read_text(encoding="utf-8").splitlines()]
-    curve = thinned(rows, every=max(1, len(rows) // 100))
-    table = [",".join(curve[0]), *(",".join(map(str, row.values())) for row in curve)]
-    results.write_text(run / "losses.csv", "\n".join(table) + "\n")
+    curve = loss_curve(run)
     words = Words.of(learner.tokenizer)
     measured = {split: quality(model.eval(), words, split) for split in ("val", "test")} if config.evaluate else {}
     card = {

@@ -27,11 +27,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from tokensieve import config as configuration
 from tokensieve import embedded, results
-from tokensieve.config import ClipTraining, Optimizer, Phase
+from tokensieve.config import ClipTraining, Phase
 from tokensieve.data import scenes
 from tokensieve.data.embedded import TEMPLATES, EmbeddedScenes, as_batch, split_seed
 from tokensieve.training.loop import LOG
-from tokensieve.training.muon import Muon
+from tokensieve.training.muon import optimizers
 
 _COLOURS, _SHAPES = list(scenes.COLOURS), list(scenes.SHAPES)
 # What the contrast is between: every pair that training shows, every shape, every colour.
@@ -156,7 +156,7 @@ class ClipLearner:
         preprocess = self.model.visual.preprocess_cfg
         self.mean = torch.tensor(preprocess["mean"]).view(3, 1, 1) * 255
         self.std = torch.tensor(preprocess["std"]).view(3, 1, 1) * 255
-        self.muon, self.adamw = _optimizers(self.model, config.optimizer)
+        self.muon, self.adamw = optimizers(self.model, config.optimizer)
         self.seconds = 0.0
         self._done = 0
         self._batches: Iterator[dict[str, Any]] | None = None
@@ -235,22 +235,6 @@ class ClipLearner:
         self.adamw.load_state_dict(state["adamw"])
         self._done, self.seconds = state["done"], state["seconds"]
         self._batches = None
-
-
-def _optimizers(model: nn.Module, how: Optimizer) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the matrices of the blocks; AdamW for embeddings, projections, gains and biases. Only matrices decay."""
-    matrices, others, gains = [], [], []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if "resblocks" in name and parameter.ndim == 2:
-            matrices.append(parameter)
-        elif parameter.ndim >= 2:
-            others.append(parameter)
-        else:
-            gains.append(parameter)
-    groups = [{"params": others, "weight_decay": how.weight_decay}, {"params": gains, "weight_decay": 0.0}]
-    return Muon(matrices, lr=how.lr, weight_decay=how.weight_decay), torch.optim.AdamW(groups, lr=how.lr, betas=(0.9, 0.98))
 
 
 # ------------------------------------------------------------------------------------------------------ after the last step

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from tokensieve.config import Optimizer
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -59,3 +61,19 @@ class Muon(torch.optim.Optimizer):
         for weight, update in zip(weights, updates.unbind(), strict=True):
             weight.mul_(1 - group["lr"] * group["weight_decay"])
             weight.add_(update, alpha=-group["lr"] * size)
+
+
+def optimizers(model: nn.Module, how: Optimizer) -> tuple[Muon, torch.optim.AdamW]:
+    """Muon for the matrices of the blocks; AdamW for embeddings, projections, gains and biases. Only matrices decay."""
+    matrices, others, gains = [], [], []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim == 2 and ("resblocks" in name or "cross_attn" in name):
+            matrices.append(parameter)
+        elif parameter.ndim >= 2:
+            others.append(parameter)
+        else:
+            gains.append(parameter)
+    groups = [{"params": others, "weight_decay": how.weight_decay}, {"params": gains, "weight_decay": 0.0}]
+    return Muon(matrices, lr=how.lr, weight_decay=how.weight_decay), torch.optim.AdamW(groups, lr=how.lr, betas=(0.9, 0.98))
