@@ -47,6 +47,20 @@ def embedded() -> str:
     return table(["plan", "patch tokens", "acc1 seen pairs, %", "acc1 held-out pairs, %", "GFLOPs", "speed-up"], rows)
 
 
+def merge() -> str:
+    """rest=merge at 60 and 32 of 196 patches."""
+    found = {row["reduction"]["plan"]: row for row in read("embedded_*.json")}
+    rows = [["`none` (196 patches)", accuracy(found["none"]), accuracy(found["none"])]]
+    for method in ("learned", "anchor", "anchor, all by CLS attention", "grid", "random"):
+        cells = []
+        for k in (60, 32):
+            options = f"k={k},rest=merge" if "CLS" in method else "rest=merge"
+            cells.append(accuracy(found[f"{method.split(',')[0]}:{k}({options})"]))
+        shown = f"`anchor:K(k=K,rest=merge)`, {method.split(', ')[1]}" if "CLS" in method else f"`{method}:K(rest=merge)`"
+        rows.append([shown, *cells])
+    return table(["acc1, %", "K = 60", "K = 32"], rows)
+
+
 def default_job() -> str:
     """What `make eval` prints."""
     rows = []
@@ -126,6 +140,7 @@ def fusion() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "default": default_job,
     "embedded": embedded,
+    "merge": merge,
     "speed": speed,
     "tasks": tasks,
     "captions": captions,
