@@ -16,8 +16,9 @@ from tokensieve.plan import Plan
 
 ROOT = Path(__file__).parent.parent
 SHOWN = (3, 11)  # test images, by number; chosen once, before any result was known
-PLANS = ("anchor:60", "random:60", "grid:60")
+PLANS = ("anchor:60", "learned:60", "random:60")
 COLOURS = {"none": "#000000", "anchor": "#D55E00", "random": "#0072B2", "grid": "#009E73", "pool": "#E69F00"}
+COLOURS |= {"learned": "#CC79A7", "anchor k=K": "#8B3A00"}
 
 
 def draw_images(sheet: Any) -> None:
@@ -40,7 +41,9 @@ def draw_curve(axis: Any) -> None:
     lines: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for row in rows:
         plan = row["reduction"]["plan"]
-        name = plan.split("@")[0].split(":")[0].split("(")[0]
+        if "@" in plan:  # another depth
+            continue
+        name = plan.split(":")[0].split("(")[0] + (" k=K" if "(k=" in plan else "")
         rest = "merge" if "rest=merge" in plan else "drop"
         point = (row["reduction"]["gflops"], 100 * row["metrics"]["acc1"], 100 * row["metrics"]["acc1_stderr"])
         lines.setdefault((name, rest), []).append(point)
@@ -53,7 +56,7 @@ def draw_curve(axis: Any) -> None:
     axis.set_ylabel("zero-shot acc1, %")
     axis.set_title("embedded test set, cut after half the depth", fontsize=10)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7, handlelength=3.5)
+    axis.legend(fontsize=7, handlelength=3.5, ncols=2, loc="lower right")
 
 
 def main() -> None:
