@@ -180,13 +180,16 @@ def metrics(records: Sequence[Scored]) -> dict[str, float]:
         }
     best = torch.cat([part.best for part in records if part.best is not None])
     hits = torch.cat([part.hits for part in records if part.hits is not None])
-    return accuracies(best, hits, targets, records[0].classes)
+    return accuracies(best, hits, targets, five=records[0].classes >= 5)
 
 
-def accuracies(best: Tensor, hits: Tensor, targets: Tensor, classes: int) -> dict[str, float]:
-    """acc1, acc5, mean_per_class_recall and their standard errors: best (N,), hits (N,k), targets (N,)."""
+def accuracies(best: Tensor, hits: Tensor, targets: Tensor, five: bool) -> dict[str, float]:
+    """acc1, acc5 (where five: it says something), mean_per_class_recall and their standard errors.
+
+    best (N,): the nearest class; hits (N,k): is the j-th nearest the right one; targets (N,).
+    """
     acc1 = hits[:, :1].sum().item() / len(targets)
-    acc5 = hits[:, :5].sum().item() / len(targets) if classes >= 5 else math.nan
+    acc5 = hits[:, :5].sum().item() / len(targets) if five else math.nan
     recall, recall_stderr = mean_per_class_recall(best, targets)
     return {
         "acc1": acc1,

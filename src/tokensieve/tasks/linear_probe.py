@@ -31,7 +31,7 @@ from tokensieve import results
 from tokensieve.data.sources import Broken, Source
 from tokensieve.errors import UserError
 from tokensieve.tasks import Encode, Record, Setup, Stored, Task
-from tokensieve.tasks.classification import mean_per_class_recall, share_stderr
+from tokensieve.tasks.classification import accuracies
 from tokensieve.tasks.feature_store import FeatureStore, Identity
 
 NAME = "linear_probe"
@@ -333,14 +333,5 @@ def _new_layer(width: int, classes: int, draws: torch.Generator) -> nn.Linear:
 def scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """The numbers by clip_benchmark's names, each with its standard error; logits (n,C), labels (n,)."""
     hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]  # (n, 5)
-    acc1 = int(hits[:, 0].sum()) / len(labels)
-    acc5 = int(hits.sum()) / len(labels) if int(labels.max()) >= 5 else math.nan  # with up to 5 classes it says nothing
-    recall, recall_stderr = mean_per_class_recall(logits.argmax(1), labels)
-    return {
-        "lp_acc1": acc1,
-        "lp_acc5": acc5,
-        "lp_mean_per_class_recall": recall,
-        "lp_acc1_stderr": share_stderr(acc1, len(labels)),
-        "lp_acc5_stderr": share_stderr(acc5, len(labels)),
-        "lp_mean_per_class_recall_stderr": recall_stderr,
-    }
+    found = accuracies(logits.argmax(1), hits, labels, five=int(labels.max()) >= 5)  # with up to 5 classes it says nothing
+    return {f"lp_{name}": value for name, value in found.items()}
