@@ -230,7 +230,7 @@ def _eval_flags(parser: Parser) -> None:
         type=count(1),
         default=1800,
         metavar="SECONDS",
-        help="with several processes: how long one may wait for another (default: 1800)",
+        help="with several processes: how long one may wait for another's part of the data (default: 1800)",
     )
     how.add_argument("--max_broken", type=fraction, default=0.01, help="share of images that may be unreadable (default: 0.01)")
     how.add_argument("--quiet", dest="verbose", action="store_false", help="no progress, no table")

@@ -288,6 +288,8 @@ def run_job(
 
     fusion = Fusion(args.token_fusion, 0.8 if args.token_fusion_weight is None else args.token_fusion_weight)
     setup = _setup(job, loaded, args, device, precision, say, show)
+    if not here.leads:
+        setup.save_clf = None  # process 0 writes
     with here.first():
         task = _task(job.task)(setup)
         data = task.sources()
