@@ -227,7 +227,7 @@ def test_a_flipped_bit_is_found(model, scorer, tmp_path):
     assert "damaged, its tensors are not those that were saved" in refused(model, path)
 
 
-@pytest.mark.parametrize("key", ["method", "width", "tower", "sha256", "trained"])
+@pytest.mark.parametrize("key", ["method", "settings", "tower", "sha256", "trained"])
 def test_a_header_that_lacks_something_says_what(model, scorer, tmp_path, key):
     path = made(tmp_path, model, scorer)
     about = {name: value for name, value in parts.read_about(path).items() if name != key}

@@ -70,7 +70,7 @@ def fresh_part(method: Method, width: int, seed: int = 0) -> nn.Module:
     """The method's trained module before any training, the same one each time, with no weight left at 0."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        part: nn.Module = method.part(width)
+        part: nn.Module = method.part(width=width)
         for parameter in part.parameters():
             nn.init.normal_(parameter, std=0.1)
     return part.eval()

@@ -27,6 +27,7 @@ class Scorer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        self.settings = {"width": width}  # what builds it again
         self.norm = nn.LayerNorm(width)
         self.ask = nn.Linear(width, HIDDEN)
         self.answer = nn.Linear(width, HIDDEN, bias=False)  # a bias would be the same for all tokens
