@@ -1,7 +1,6 @@
 """The learned selector: gradients reach it, the choice stays hard, its weights are kept, checked and found, runs resume."""
 
 import json
-import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import tokensieve
 from tests.reference import attention_matrix
-from tokensieve import Plan, UserError, config, parts, training
+from tokensieve import UserError, config, training
 from tokensieve.errors import Uncuttable
 from tokensieve.methods import get_method
-from tokensieve.methods.learned import Scorer, learned
+from tokensieve.methods.learned import learned
 from tokensieve.models import load, open_tower
 from tokensieve.models.features import encode_image
 from tokensieve.rest import settle
@@ -164,99 +163,6 @@ def test_the_goal_is_the_models_feature_and_its_next_blocks_cls_row(model):
         row = attention_matrix(block.module, caught[0])[:, 0, 1:]
         torch.testing.assert_close(goal, F.normalize(model.encode_image(IMAGES), dim=-1))
     torch.testing.assert_close(heard, row / row.sum(-1, keepdim=True), atol=1e-6, rtol=1e-4)
-
-
-# ---------------------------------------------------------------------------------------------------------------- files
-
-
-def test_saved_and_loaded_weights_choose_the_same(model, scorer, tmp_path):
-    parts.save_part(tmp_path / "learned.safetensors", "learned", scorer, model, {"plans": ["learned@4:32"]})
-    assert parts.read_about(tmp_path / "learned.safetensors")["trained"] == {"plans": ["learned@4:32"]}
-    with torch.no_grad():
-        one, first = feature(model, "learned@4:32", scorer)
-        for weights in (tmp_path, tmp_path / "learned.safetensors", [str(tmp_path / "learned.safetensors")]):
-            with tokensieve.apply(model, "learned@4:32", weights=weights) as handle:
-                assert torch.equal(model.encode_image(IMAGES), one) and torch.equal(handle.kept, first.kept)
-    assert (
-        parts.fingerprint(handle.parts) == parts.fingerprint({"learned": scorer}) != parts.fingerprint({"learned": Scorer(128)})
-    )
-    assert parts.fingerprint({}) is None
-
-
-def test_the_shipped_weights_are_for_the_shipped_model_alone(model):
-    other = load.load("sieve-vit-8", "").model
-    assert set(parts.load_parts(Plan.parse("learned@4:32"), model)) == {"learned"}
-    with pytest.raises(UserError, match=r"learned needs trained weights: --weights FILE, made by tokensieve train configs/"):
-        parts.load_parts(Plan.parse("learned@4:32"), other)
-    assert parts.load_parts(Plan.parse("anchor@4:32"), other) == {}
-
-
-def made(tmp_path, model, scorer):
-    path = tmp_path / "part.safetensors"
-    parts.save_part(path, "learned", scorer, model, {"model": "one"})
-    return path
-
-
-def refused(model, weights, plan="learned@4:32"):
-    with pytest.raises(UserError) as caught:
-        parts.load_parts(Plan.parse(plan), model, weights)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def test_what_is_no_part_is_refused_in_one_line(model, scorer, tmp_path):
-    path = made(tmp_path, model, scorer)
-    (tmp_path / "cut.safetensors").write_bytes(path.read_bytes()[:5000])
-    assert "damaged" in refused(model, tmp_path / "cut.safetensors")
-    (tmp_path / "pickled.pt").write_bytes(pickle.dumps({"a": 1}))
-    assert "not a safetensors file" in refused(model, tmp_path / "pickled.pt")
-    torch.save(scorer.state_dict(), tmp_path / "saved.pt")
-    assert "not a safetensors file" in refused(model, tmp_path / "saved.pt")
-    save_file(load_file(path), tmp_path / "bare.safetensors")
-    assert "not the trained part of a method" in refused(model, tmp_path / "bare.safetensors")
-    assert "no file" in refused(model, tmp_path / "nowhere.safetensors")
-    (tmp_path / "empty").mkdir()
-    assert "no .safetensors file" in refused(model, tmp_path / "empty")
-
-
-def test_a_flipped_bit_is_found(model, scorer, tmp_path):
-    path = made(tmp_path, model, scorer)
-    raw = bytearray(path.read_bytes())
-    raw[-1000] ^= 1
-    path.write_bytes(raw)
-    assert "damaged, its tensors are not those that were saved" in refused(model, path)
-
-
-@pytest.mark.parametrize("key", ["method", "settings", "tower", "sha256", "trained"])
-def test_a_header_that_lacks_something_says_what(model, scorer, tmp_path, key):
-    path = made(tmp_path, model, scorer)
-    about = {name: value for name, value in parts.read_about(path).items() if name != key}
-    save_file(load_file(path), path, metadata={parts.HEADER: json.dumps(about)})
-    assert f"its header does not say {key};" in refused(model, path)
-    save_file(load_file(path), path, metadata={parts.HEADER: json.dumps([about])})
-    assert "not the trained part of a method" in refused(model, path)
-
-
-def test_what_does_not_fit_is_refused_in_one_line(model, scorer, tmp_path):
-    path = made(tmp_path, model, scorer)
-    assert "does not use it" in refused(model, path, "anchor@4:32")
-    assert "another of the files" in refused(model, [path, path])
-    assert "not a Scorer" in refused(model, {"learned": torch.nn.Linear(1, 1)})
-    assert "no method" in refused(model, {"lerned": scorer})
-    assert "not a trained method" in refused(model, {"anchor": scorer})
-    with torch.no_grad():
-        scorer.out.weight[0, 0] = float("nan")
-    assert "NaN" in refused(model, made(tmp_path, model, scorer))
-    del scorer.token
-    assert "another version" in refused(model, made(tmp_path, model, scorer))
-
-
-def test_weights_for_another_width_are_refused(model, scorer, tmp_path, tiny_clip):
-    other = load.load(tiny_clip.name, tiny_clip.weights).model
-    width = parts.width(open_tower(other))
-    assert width != 128
-    told = refused(other, made(tmp_path, model, scorer), "learned@1:5")
-    assert "width 128 (one)" in told and str(width) in told
 
 
 # ------------------------------------------------------------------------------------------------------------- training
