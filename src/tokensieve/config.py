@@ -128,6 +128,49 @@ class CaptionTraining(Section):
         return self
 
 
+class LlavaPhase(Section):
+    """A stretch of training in which every picture has so many questions."""
+
+    steps: Count
+    batch: Count = 16
+    """Pictures in a step."""
+    questions: Annotated[int, Field(ge=0)] = 8
+    """Questions about each picture; with 0 only the patches are named, which needs no language model."""
+    layers: Count = 12
+    """How many of the language model's layers run, evenly spread; the others wait and pass everything on."""
+    patches: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of naming what lies in each patch beside the answers."""
+
+
+class LlavaTraining(Section):
+    """`tokensieve train configs/embedded_llava.yaml`: a LLaVA learns to answer questions on a CLIP's vision tower."""
+
+    task: Literal["llava"]
+    output: Path
+    start: str = "scenes-v1"
+    """The embedded weights whose vision tower it begins with."""
+    layers: Count = 12
+    """Layers of the language model."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    optimizer: Optimizer = Optimizer()
+    phases: Annotated[tuple[LlavaPhase, ...], Field(min_length=1)]
+    threads: Count | None = None
+    checkpoint_every: Count = 50
+    evaluate: bool = True
+    """At the end, measure on the val and test splits and write it to card.json."""
+
+    @property
+    def steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> LlavaTraining:
+        self.optimizer.check(self.steps)
+        if any(phase.layers > self.layers for phase in self.phases):
+            raise ValueError(f"phases: there are no more than the {self.layers} layers")
+        return self
+
+
 class SelectorTraining(Section):
     """`tokensieve train configs/learned_selector.yaml`: a small network learns which tokens a frozen model needs."""
 
@@ -200,7 +243,12 @@ def check_recipe(config: Section, begun: Mapping[str, Any]) -> None:
         )
 
 
-TASKS: dict[str, type[Section]] = {"clip": ClipTraining, "captions": CaptionTraining, "learned_selector": SelectorTraining}
+TASKS: dict[str, type[Section]] = {
+    "clip": ClipTraining,
+    "captions": CaptionTraining,
+    "llava": LlavaTraining,
+    "learned_selector": SelectorTraining,
+}
 
 
 def load(path: str | Path) -> Any:

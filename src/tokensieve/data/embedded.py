@@ -124,19 +124,35 @@ class EmbeddedSelection(Dataset[tuple[Any, list[str]]]):
 
 
 class EmbeddedQuestions(Dataset[tuple[Any, scenes.Question]]):
-    """Several objects a picture, with a question and its short answer: (image, question)."""
+    """Several objects a picture, with a question and its short answer: (image, question). Kinds of questions take turns.
 
-    def __init__(self, split: str = "test", transform: Callable[[Image.Image], Any] | None = None, length: int = 2_000) -> None:
+    The objects are of the pairs that training shows; with `pairs="all"` of the held-out ones too.
+    """
+
+    def __init__(
+        self,
+        split: str = "test",
+        pairs: str = "seen",
+        transform: Callable[[Image.Image], Any] | None = None,
+        length: int = 2_000,
+    ) -> None:
         self.seed, self.transform, self.length = split_seed(split), transform, length
-        self.pairs = scenes.SEEN if split == "train" else scenes.PAIRS
+        if pairs not in ("seen", "all"):
+            raise UserError(f"pairs={pairs!r}: allowed are 'seen' and 'all'")
+        if split == "train" and pairs == "all":
+            raise UserError("held-out pairs are never in the training split; ask for the split 'val' or 'test'")
+        self.pairs = scenes.SEEN if pairs == "seen" else scenes.PAIRS
 
     def __len__(self) -> int:
         return self.length
 
+    def ask(self, index: int) -> tuple[scenes.Scene, scenes.Question]:
+        return scenes.ask(self.seed, _QUESTIONS_START + index, self.pairs)
+
     def __getitem__(self, index: int) -> tuple[Any, scenes.Question]:
         if not 0 <= index < self.length:
             raise IndexError(index)
-        scene, question = scenes.ask(self.seed, _QUESTIONS_START + index, self.pairs)
+        scene, question = self.ask(index)
         image = Image.fromarray(scenes.render(scene))
         return (self.transform(image) if self.transform else image), question
 

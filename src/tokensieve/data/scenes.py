@@ -30,6 +30,8 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 }
 TEXTURES = ("plain", "stripes", "checks", "shade")
 
+GROUND, EDGE = -1, -2  # what `cells` finds where no object is, and where there is only a bit of one
+
 Pair = tuple[str, str]  # (colour, shape)
 PAIRS: tuple[Pair, ...] = tuple((colour, shape) for shape in SHAPES for colour in COLOURS)
 # Twelve pairs that no training picture shows: every shape misses one or two colours, every colour one or two shapes.
@@ -263,6 +265,25 @@ def render(scene: Scene) -> np.ndarray:
     return np.ascontiguousarray(canvas.astype(np.uint8).transpose(1, 2, 0))
 
 
+def cells(scene: Scene, side: int) -> np.ndarray:
+    """Which object fills each square of `side` pixels: its place in scene.objects, GROUND or EDGE.  (SIZE / side, SIZE / side)
+
+    Objects do not overlap. A square that is covered by less than a third is an EDGE: it belongs to neither.
+    """
+    points = np.arange(2 * SIZE // side, dtype=np.float32) * (side / 2) + side / 4  # two across, two down in each square
+    found = np.full((SIZE // side, SIZE // side), GROUND)
+    for place, thing in enumerate(scene.objects):
+        radius, cos, sin = thing.size / 2, math.cos(thing.angle), math.sin(thing.angle)
+        x, y = (points - thing.x) / radius, ((points - thing.y) / radius)[:, None]
+        u, v = cos * x + sin * y, cos * y - sin * x
+        column, row = (np.clip((w + _REACH) * (_CELLS / (2 * _REACH)), 0, _CELLS - 1).astype(np.intp) for w in (u, v))
+        inside = _distances(thing.shape)[row * _CELLS + column] < 0
+        cover = inside.reshape(len(found), 2, len(found), 2).mean((1, 3))
+        found[cover > 0] = EDGE
+        found[cover > 1 / 3] = place
+    return found
+
+
 # ------------------------------------------------------------------------------------------------------ composing scenes
 
 
@@ -404,6 +425,8 @@ class Question:
 
 
 QUESTION_KINDS = ("colour", "shape", "count", "position", "presence")
+NUMBERS = ("one", "two", "three", "four")
+RELATIONS = ("left of", "right of", "above", "below")
 
 
 def ask(seed: int, index: int, pairs: Sequence[Pair] = PAIRS) -> tuple[Scene, Question]:
@@ -412,22 +435,43 @@ def ask(seed: int, index: int, pairs: Sequence[Pair] = PAIRS) -> tuple[Scene, Qu
     kind = QUESTION_KINDS[index % len(QUESTION_KINDS)]
     count = int(rng.integers(1, 5)) if kind == "count" else None
     scene = several(seed, index, pairs, count)
-    picked = rng.permutation(len(scene.objects))
+    return scene, _question(rng, scene, kind, rng.permutation(len(scene.objects)), pairs)
+
+
+def ask_many(
+    seed: int, index: int, number: int, pairs: Sequence[Pair] = PAIRS, difficulty: Difficulty = FULL
+) -> tuple[Scene, list[Question]]:
+    """A scene of 1 to 4 objects and up to `number` questions about it, the kinds in turn. Only presence may come twice,
+    so that yes and no stay equally likely."""
+    rng = np.random.default_rng([seed, index, 6])
+    scene = several(seed, index, pairs, int(rng.integers(1, 5)), difficulty)
+    things = len(scene.objects)
+    kinds = [kind for kind in QUESTION_KINDS if kind != "position" or things > 1]
+    asked: dict[str | int, Question] = {}
+    for turn in range(2 * number):  # a scene of one object has few questions
+        kind = kinds[(index + turn) % len(kinds)]
+        question = _question(rng, scene, kind, rng.permutation(things), pairs)
+        if len(asked) < number:
+            asked.setdefault(turn if kind == "presence" else question.text, question)
+    return scene, list(asked.values())
+
+
+def _question(rng: np.random.Generator, scene: Scene, kind: str, picked: np.ndarray, pairs: Sequence[Pair]) -> Question:
+    """A question of a kind about the first of the picked objects (and the second, where two are asked for)."""
     thing = scene.objects[picked[0]]
     if kind == "colour":
-        return scene, Question(kind, f"what colour is the {thing.shape}?", thing.colour, tuple(COLOURS))
+        return Question(kind, f"what colour is the {thing.shape}?", thing.colour, tuple(COLOURS))
     if kind == "shape":
-        return scene, Question(kind, f"what shape is the {thing.colour} object?", thing.shape, SHAPES)
+        return Question(kind, f"what shape is the {thing.colour} object?", thing.shape, SHAPES)
     if kind == "count":
-        numbers = ("one", "two", "three", "four")
-        return scene, Question(kind, "how many objects are there?", numbers[len(scene.objects) - 1], numbers)
+        return Question(kind, "how many objects are there?", NUMBERS[len(scene.objects) - 1], NUMBERS)
     if kind == "position":
         other = scene.objects[picked[1]]
         text = f"where is the {name_of(thing.pair)} seen from the {name_of(other.pair)}?"
-        return scene, Question(kind, text, relation(thing, other), ("left of", "right of", "above", "below"))
+        return Question(kind, text, relation(thing, other), RELATIONS)
     asked = thing.pair
     present = {t.pair for t in scene.objects}
     answer = "yes" if rng.random() < 0.5 else "no"
     while answer == "no" and asked in present:
         asked = pairs[int(rng.integers(len(pairs)))]
-    return scene, Question(kind, f"is there a {name_of(asked)}?", answer, ("yes", "no"))
+    return Question(kind, f"is there a {name_of(asked)}?", answer, ("yes", "no"))
