@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve import validation
+from tokensieve.errors import UserError, did_you_mean, nearest
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -21,6 +21,119 @@ class Section(BaseModel):
     """A part of a file. Keys it does not know are errors; nothing changes once it is read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic would take `steps: true` for 1."""
+        wanted = str(cls.model_fields[info.field_name or ""].annotation)
+        numbers = any(word in wanted for word in ("int", "float")) and not any(word in wanted for word in ("bool", "Any"))
+        if numbers and any(item is True or item is False for item in (value if isinstance(value, list) else [value])):
+            raise ValueError("true and false are no numbers")
+        return value
+
+
+class Dimension(Section):
+    """What a search tries for one key: numbers from low to high, or one of the choices."""
+
+    low: int | float | None = None
+    high: int | float | None = None
+    step: int | float | None = None
+    """Only every so many."""
+    log: bool = False
+    """As many trials from 1e-5 to 1e-4 as from 1e-4 to 1e-3."""
+    choices: Annotated[tuple[Any, ...], Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Dimension:
+        if self.choices is not None:
+            if self.model_fields_set != {"choices"}:
+                raise ValueError("choices stand alone, without low, high, step and log")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("give low and high, such as {low: 0.3, high: 0.6}, or {choices: [...]}")
+        if self.low > self.high:
+            raise ValueError(f"low: {self.low} is above high: {self.high}")
+        if self.step is not None and (self.log or self.step <= 0):
+            raise ValueError("step: must be above 0" if self.step <= 0 else "step: cannot be combined with log: true")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low: {self.low} must be above 0 with log: true")
+        return self
+
+
+class Objective(Section):
+    """A number of result.json that a search makes large or small."""
+
+    name: str
+    direction: Literal["maximize", "minimize"] = "maximize"
+
+
+class Search(Section):
+    """What a search tries, and what it looks for; see docs/search.md."""
+
+    enable: bool = False
+    n_trials: Count = 50
+    space: dict[str, Dimension] = Field(default_factory=dict)
+    """For any key of the file, by its path, such as method_settings.merge_ratio: {low: 0.3, high: 0.6}."""
+    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective(name="accuracy_hard"),)
+    """One, or several for the trials that no other one beats in all of them."""
+    pruner: Literal["median", "hyperband", "none"] | None = None
+    """What ends bad trials early; None: median with one objective, none with several."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds after which no trial is begun any more."""
+
+    @model_validator(mode="after")
+    def _objectives_are_clear(self) -> Search:
+        names = [objective.name for objective in self.objectives]
+        if len(set(names)) < len(names):
+            raise ValueError(f"objectives: {', '.join(names)}: each may stand there once")
+        if len(names) > 1 and self.pruner not in (None, "none"):
+            raise ValueError(f"pruner: {self.pruner} needs a single objective, and there are {len(names)}; write pruner: none")
+        return self
+
+
+class Manager(Section):
+    """One training or a search over several, and where the trials of a search run."""
+
+    mode: Literal["single", "optuna"] = "single"
+    available_gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Numbers of the GPUs that trials may use; none of them, or no CUDA: trials run on the CPU."""
+    gpus_per_subtask: Count = 1
+    """GPUs that a trial has for itself; with several it is trained in as many processes."""
+    n_workers: Count | None = None
+    """Trials at a time: on the CPU 1 if it is not given, on GPUs as many as there is room for."""
+    storage: str | None = None
+    """Where the study is kept, an address of a database as Optuna takes it; None: an SQLite file in the output folder."""
+    study_name: str | None = None
+    """None: the name of the file."""
+
+    @model_validator(mode="after")
+    def _gpus_suffice(self) -> Manager:
+        given = self.available_gpus
+        if len(set(given)) < len(given):
+            raise ValueError(f"available_gpus: {list(given)} has one of them twice")
+        if given and self.gpus_per_subtask > len(given):
+            raise ValueError(f"gpus_per_subtask: {self.gpus_per_subtask} are more than the {len(given)} of available_gpus")
+        if self.storage is not None and "://" not in self.storage:
+            raise ValueError(f"storage: {self.storage!r} is no address; for example sqlite:///study.db")
+        return self
+
+
+class Training(Section):
+    """A file that can be trained, and searched."""
+
+    manager_settings: Manager = Manager()
+    search_settings: Search = Search()
+
+    @property
+    def searches(self) -> bool:
+        """Whether `tokensieve train` makes a search of it: either switch turns it on."""
+        return self.manager_settings.mode == "optuna" or self.search_settings.enable
+
+    def outside(self) -> Iterable[tuple[str, str]]:
+        """What is wrong outside the file, such as data that is not there: the path of a key, and a message."""
+        return ()
 
 
 class Phase(Section):
@@ -74,7 +187,7 @@ class SelectorOptimizer(Optimizer):
     warmup: Annotated[int, Field(ge=0)] = 10
 
 
-class ClipTraining(Section):
+class ClipTraining(Training):
     """`tokensieve train configs/embedded_clip.yaml`: a CLIP learns scenes and their captions."""
 
     task: Literal["clip"]
@@ -99,7 +212,7 @@ class ClipTraining(Section):
         return self
 
 
-class CaptionTraining(Section):
+class CaptionTraining(Training):
     """`tokensieve train configs/embedded_coca.yaml`: a CoCa learns captions on top of a CLIP's frozen vision tower."""
 
     task: Literal["captions"]
@@ -136,13 +249,13 @@ class LlavaPhase(Section):
     """Pictures in a step."""
     questions: Annotated[int, Field(ge=0)] = 8
     """Questions about each picture; with 0 only the patches are named, which needs no language model."""
-    layers: Count = 12
-    """How many of the language model's layers run, evenly spread; the others wait and pass everything on."""
+    layers: Count | None = None
+    """How many of the language model's layers run, evenly spread; the others wait and pass everything on. None: all."""
     patches: Annotated[float, Field(ge=0)] = 1.0
     """Weight of naming what lies in each patch beside the answers."""
 
 
-class LlavaTraining(Section):
+class LlavaTraining(Training):
     """`tokensieve train configs/embedded_llava.yaml`: a LLaVA learns to answer questions on a CLIP's vision tower."""
 
     task: Literal["llava"]
@@ -166,12 +279,12 @@ class LlavaTraining(Section):
     @model_validator(mode="after")
     def _numbers_fit(self) -> LlavaTraining:
         self.optimizer.check(self.steps)
-        if any(phase.layers > self.layers for phase in self.phases):
+        if any(phase.layers is not None and phase.layers > self.layers for phase in self.phases):
             raise ValueError(f"phases: there are no more than the {self.layers} layers")
         return self
 
 
-class SelectorTraining(Section):
+class SelectorTraining(Training):
     """`tokensieve train configs/learned_selector.yaml`: a small network learns which tokens a frozen model needs."""
 
     task: Literal["learned_selector"]
@@ -224,7 +337,10 @@ class SelectorTraining(Section):
 
 
 # Keys of any task that say how and where the work is done, and do not change what comes out of it.
-CIRCUMSTANCES = {"output", "workers", "threads", "device", "model_cache_dir", "checkpoint_every", "evaluate", "val_images"}
+CIRCUMSTANCES = {
+    *("output", "workers", "threads", "device", "model_cache_dir", "checkpoint_every", "evaluate", "val_images"),
+    *("manager_settings", "search_settings"),
+}
 
 
 def recipe(config: Section) -> dict[str, Any]:
@@ -243,56 +359,81 @@ def check_recipe(config: Section, begun: Mapping[str, Any]) -> None:
         )
 
 
-TASKS: dict[str, type[Section]] = {
+TASKS: dict[str, type[Training]] = {
     "clip": ClipTraining,
     "captions": CaptionTraining,
     "llava": LlavaTraining,
     "learned_selector": SelectorTraining,
 }
+PRUNING = ("method_settings", "trainer_settings", "dataset_settings", "backbone_settings")  # sections that need no `task:`
 
 
 def load(path: str | Path) -> Any:
-    """Read and check a training file: a section of its task. Raises UserError with one line that names every mistake in it."""
-    path = Path(path)
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"no file {str(path)!r}; give the path of a YAML file, such as configs/embedded_clip.yaml") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected keys and values, such as 'task: clip', but found {type(raw).__name__}")
-    task = raw.get("task")
-    if task not in TASKS:
-        raise UserError(f"{path}: task: {task!r} is not one of: {', '.join(TASKS)}.{did_you_mean(str(task), TASKS)}")
-    try:
-        return TASKS[task].model_validate(raw)
-    except ValidationError as error:
-        raise UserError(f"{path}: {'; '.join(_explain(e, TASKS[task]) for e in error.errors())}") from None
+    """Read and check a training file: a section of its task. Raises UserError, in one line, with every mistake in it."""
+    document = validation.Document(Path(path))
+    schema = schema_of(document)
+    made = validation.check(document, schema)
+    wrong = [document.mistake(("search_settings", "space", *place), told) for place, told in check_space(schema, made)]
+    if wrong:
+        raise validation.Mistakes(document.path, wrong)
+    return made
 
 
-def _explain(error: Any, schema: type[BaseModel]) -> str:
-    """One pydantic error in a user's words: where, what came, what is allowed."""
-    place = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        *above, key = error["loc"]
-        keys = list(_section_at(schema, above).model_fields)
-        return f"{place}: unknown key; allowed are {', '.join(keys)}.{did_you_mean(str(key), keys)}"
-    if error["type"] == "missing":
-        return f"{place}: missing"
-    told = error["msg"].removeprefix("Value error, ")
-    came = "" if isinstance(error["input"], dict) else f" (got {error['input']!r})"
-    return f"{place}: {told[0].lower()}{told[1:]}{came}" if place else told
+def schema_of(document: validation.Document) -> type[Training]:
+    """The type of a file: its task's, or, if it has the sections of S4, that of a pruning."""
+    task = document.data.get("task")
+    if task in TASKS:
+        return TASKS[task]
+    if task is None and any(nearest(str(key), PRUNING) for key in document.data):
+        from tokensieve.config_pruning import PruningTraining
+
+        return PruningTraining
+    options = f"{', '.join(TASKS)}; or write method_settings"
+    if "task" not in document.data:
+        raise validation.Mistakes(document.path, [document.mistake(("task",), f"missing; one of {options}")])
+    wrong = f"{task!r} is not one of {options}.{did_you_mean(str(task), TASKS)}"
+    raise validation.Mistakes(document.path, [document.mistake(("task",), wrong)])
 
 
-def _section_at(schema: type[BaseModel], place: list[int | str]) -> type[BaseModel]:
-    """The section that stands at a place such as ("phases", 0)."""
-    for part in place:
-        if isinstance(part, str):
-            annotation: Any = schema.model_fields[part].annotation
-            while not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-                annotation = get_args(annotation)[0]
-            schema = annotation
-    return schema
+def check_outside(path: str | Path, config: Training) -> None:
+    """Mistakes for what is wrong outside the file, with the lines that name it."""
+    wrong = list(config.outside())
+    if wrong:
+        document = validation.Document(Path(path))
+        raise validation.Mistakes(document.path, [document.mistake(key_path(key), told) for key, told in wrong])
+
+
+def key_path(key: str) -> validation.Place:
+    """The place that a path of keys means: "phases.0.steps" is ("phases", 0, "steps")."""
+    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
+
+
+def number_type(schema: type[Training], key: str) -> type[int] | type[float] | None:
+    """What kind of number a key is; None where it is something else."""
+    annotation = validation.annotation_at(schema, key_path(key))
+    return annotation if annotation in (int, float) else None
+
+
+def check_space(schema: type[Training], config: Training) -> Iterable[tuple[validation.Place, str]]:
+    """What is wrong with the keys that a search would change."""
+    known = [".".join(place) for place in validation.all_keys(schema)]
+    fixed = ("manager_settings", "search_settings", "output", "task")
+    free = [key for key in known if key.split(".")[0] not in fixed]
+    for key, dimension in config.search_settings.space.items():
+        if key.split(".")[0] in fixed:
+            yield (key,), "is the same for all trials and cannot be searched"
+        elif validation.annotation_at(schema, key_path(key)) is None:
+            yield (key,), f"no key of this file; write the whole path, such as {free[-1]}.{_near_path(key, free)}"
+        elif dimension.choices is None:
+            kind = number_type(schema, key)
+            if kind is None:
+                yield (key,), "is not a number, so it has no range; give {choices: [...]}"
+            elif kind is int and any(n is not None and n != int(n) for n in (dimension.low, dimension.high, dimension.step)):
+                yield (key,), "is a whole number; give whole numbers for low, high and step"
+
+
+def _near_path(key: str, known: list[str]) -> str:
+    """The nearest path: one that ends in the same word, or is spelt alike."""
+    last = key.split(".")[-1]
+    same = [path for path in known if path.split(".")[-1] == last]
+    return f" Did you mean {same[0]!r}?" if same else did_you_mean(key, known)

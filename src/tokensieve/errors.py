@@ -22,7 +22,13 @@ class Lost(RuntimeError):
     """Another process of the job is gone, so this one cannot go on. The command line prints it in one line and exits with 1."""
 
 
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The allowed word that a misspelt one most likely means, if any is near."""
+    near = difflib.get_close_matches(word, list(options), n=1)
+    return near[0] if near else None
+
+
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """A hint to append to a message: the nearest allowed word, or nothing."""
-    near = difflib.get_close_matches(word, list(options), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(word, options)
+    return "" if near is None else f" Did you mean {near!r}?"

@@ -1,0 +1,245 @@
+"""Every mistake of a YAML file at once, each with its line, what came, what is allowed and the nearest word.
+
+A file is read twice from the same text: as nodes, which know their lines, and as values, which pydantic checks. Whatever is
+wrong has a place, a path of keys such as ("phases", 0, "canvas"); the nodes tell the line of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tokensieve.errors import UserError, did_you_mean, nearest
+
+Place = tuple[int | str, ...]
+
+
+@dataclass(frozen=True, order=True)
+class Mistake:
+    """Something wrong in a file."""
+
+    line: int
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class Mistakes(UserError):
+    """All that is wrong in a file, told in one line; `lines` has one for each."""
+
+    def __init__(self, file: Path, mistakes: Iterable[Mistake]) -> None:
+        self.file, self.mistakes = file, sorted(set(mistakes))
+        super().__init__(f"{file}: " + "; ".join(f"line {mistake.line}: {mistake}" for mistake in self.mistakes))
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{self.file}:{mistake.line}: {mistake}" for mistake in self.mistakes]
+
+
+class Document:
+    """A YAML file: its values, and the line of every key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise UserError(
+                f"no file {str(path)!r}; give the path of a YAML file, such as configs/embedded_clip.yaml"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from None
+        loader = yaml.SafeLoader(text)
+        try:
+            self.node = loader.get_single_node()
+            self.doubles = [] if self.node is None else list(_doubles(self.node, (), set()))
+            data = None if self.node is None else loader.construct_document(self.node)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            told = getattr(error, "problem", None) or str(error)
+            wrong = Mistake(1 if mark is None else mark.line + 1, "", f"not valid YAML ({' '.join(told.split())})")
+            raise Mistakes(path, [wrong]) from None
+        finally:
+            loader.dispose()
+        if not isinstance(data, dict):
+            found = "nothing" if data is None else type(data).__name__
+            raise Mistakes(path, [Mistake(1, "", f"expected keys and values, such as 'task: clip', but found {found}")])
+        self.data: dict[str, Any] = data
+
+    def line(self, place: Sequence[int | str]) -> int:
+        """The line of a key, or of the nearest one above it that the file has."""
+        node, line = self.node, 1
+        for part in place:
+            if isinstance(node, yaml.MappingNode):
+                found = [(key, value) for key, value in node.value if key.value == str(part)]
+                if not found:
+                    break
+                key, node = found[-1]
+                line = key.start_mark.line + 1
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                line = node.start_mark.line + 1
+            else:
+                break
+        return line
+
+    def mistake(self, place: Sequence[int | str], message: str) -> Mistake:
+        return Mistake(self.line(place), ".".join(str(part) for part in place), message)
+
+
+def _doubles(node: yaml.Node, above: Place, seen: set[int]) -> Iterator[Mistake]:
+    """The keys that stand twice in one place: YAML takes the last one without a word."""
+    if id(node) in seen:  # an alias
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _doubles(item, (*above, index), seen)
+    elif isinstance(node, yaml.MappingNode):
+        first: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in first and key.tag != "tag:yaml.org,2002:merge":
+                path = ".".join(str(part) for part in (*above, name))
+                yield Mistake(line, path, f"stands twice, first in line {first[name]}; leave one of them")
+            first.setdefault(name, line)
+            yield from _doubles(value, (*above, name), seen)
+
+
+# ----------------------------------------------------------------------------------------------------- values against types
+
+
+def check(document: Document, schema: type[BaseModel]) -> Any:
+    """The values as a section of this type, or Mistakes."""
+    mistakes = list(document.doubles)
+    try:
+        made = schema.model_validate(document.data)
+    except ValidationError as error:
+        found = error.errors()
+        mistakes += [mistake for one in found for mistake in _explain(one, document, schema)]
+        mistakes += _behind(found, document, schema)
+        raise Mistakes(document.path, mistakes) from None
+    if mistakes:
+        raise Mistakes(document.path, mistakes)
+    return made
+
+
+def _behind(errors: Sequence[Any], document: Document, schema: type[BaseModel]) -> list[Mistake]:
+    """Mistakes that only show once unknown keys are taken for the nearest ones: pydantic compares sound sections only."""
+    unknown = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
+    if not unknown or len(unknown) < len(errors):
+        return []
+    mended = copy.deepcopy(document.data)
+    for *above, key in unknown:
+        section: Any = mended
+        for part in above:
+            section = section[part]
+        value = section.pop(key)
+        meant = nearest(str(key), keys(annotation_at(schema, above)))
+        if meant is not None:
+            section.setdefault(meant, value)
+    try:
+        schema.model_validate(mended)
+    except ValidationError as error:
+        return [mistake for one in error.errors() for mistake in _explain(one, document, schema)]
+    return []
+
+
+def _explain(error: Any, document: Document, schema: type[BaseModel]) -> Iterator[Mistake]:
+    """One pydantic error in a user's words: where, what came, what is allowed. A validator may have told several."""
+    place, kind, came = error["loc"], error["type"], error["input"]
+    told = error["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        *above, key = place
+        allowed = keys(annotation_at(schema, above))
+        hint = did_you_mean(str(key), allowed) or _belongs(str(key), schema)
+        yield document.mistake(place, f"unknown key; allowed are {', '.join(allowed)}.{hint}")
+    elif kind == "missing":
+        yield document.mistake(place, "missing")
+    elif kind == "literal_error":
+        options = [str(option) for option in get_args(_bare(annotation_at(schema, place)))]
+        yield document.mistake(place, f"{came!r} is not one of {', '.join(options)}.{did_you_mean(str(came), options)}")
+    elif kind == "value_error" and isinstance(came, dict):  # of a section, which names its keys itself
+        for part in _told_keys(told, keys(annotation_at(schema, place))):
+            key, _, message = part.partition(": ")
+            at = [int(k) if k.isdigit() else k for k in key.split(".")]
+            known = message and " " not in key and str(at[0]) in keys(annotation_at(schema, place))
+            yield document.mistake((*place, *at), message) if known else document.mistake(place, part)
+    else:
+        told = told[0].lower() + told[1:]
+        yield document.mistake(place, told if isinstance(came, dict) else f"{told} (got {came!r})")
+
+
+def _told_keys(text: str, known: Sequence[str]) -> list[str]:
+    """The mistakes of a message such as "lr: too low; steps: none": cut where the next one names a key."""
+    parts: list[str] = []
+    for piece in text.split("; "):
+        key = piece.partition(": ")[0].partition(".")[0]
+        if not parts or key in known:
+            parts.append(piece)
+        else:
+            parts[-1] += f"; {piece}"
+    return parts
+
+
+def _belongs(key: str, schema: type[BaseModel]) -> str:
+    """Where a key that stands in the wrong section belongs."""
+    found = [".".join(place) for place in all_keys(schema) if place[-1] == key]
+    return f" It belongs to {found[0]}." if found else ""
+
+
+# --------------------------------------------------------------------------------------------------------- keys of a schema
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without what only qualifies it: Annotated, and None beside it."""
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        some = [option for option in get_args(annotation) if option is not type(None)]
+        if len(some) == 1:
+            return _bare(some[0])
+    return annotation
+
+
+def is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def keys(section: Any) -> list[str]:
+    return list(section.model_fields) if is_section(section) else []
+
+
+def annotation_at(schema: Any, place: Sequence[int | str]) -> Any:
+    """The type of a key; None where there is no such key."""
+    for part in place:
+        schema, made_of = _bare(schema), get_args(_bare(schema))
+        if is_section(schema):
+            field = schema.model_fields.get(str(part))
+            schema = None if field is None else field.annotation
+        elif get_origin(schema) is dict:
+            schema = made_of[1]
+        elif get_origin(schema) in (tuple, list) and isinstance(part, int):
+            several = len(made_of) > 1 and made_of[1] is not Ellipsis
+            schema = made_of[min(part, len(made_of) - 1)] if several else made_of[0]
+        else:
+            return None
+    return _bare(schema)
+
+
+def all_keys(schema: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every key of every section, lists left out."""
+    for name, field in schema.model_fields.items():
+        yield (*above, name)
+        inner = _bare(field.annotation)
+        if is_section(inner):
+            yield from all_keys(inner, (*above, name))
