@@ -86,6 +86,23 @@ def test_captions_and_questions():
     assert image.size == (112, 112) and question.answer in question.answers
 
 
+@pytest.mark.parametrize(
+    "split, pairs, told", [("train", "all", "never"), ("val", "heldout", "allowed"), ("tset", "seen", "test")]
+)
+def test_questions_that_do_not_exist_are_told(split, pairs, told):
+    with pytest.raises(UserError, match=told):
+        EmbeddedQuestions(split, pairs)
+
+
+def test_questions_are_of_seen_pairs_or_of_all():
+    pairs = {}
+    for name in ("seen", "all"):
+        data = EmbeddedQuestions("test", name, length=200)
+        pairs[name] = {thing.pair for i in range(len(data)) for thing in data.ask(i)[0].objects}
+        assert Counter(data.ask(i)[1].kind for i in range(len(data))) == dict.fromkeys(scenes.QUESTION_KINDS, 40)
+    assert pairs["seen"] <= set(scenes.SEEN) and pairs["all"] & set(scenes.HELD_OUT)
+
+
 def test_selection_has_two_pictures_and_a_caption_for_each():
     data = EmbeddedSelection("test", transform=lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1))
     images, captions = data[4]

@@ -1,6 +1,7 @@
 """Scenes: the same (seed, index) gives the same picture, and what is said about a scene is true."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,3 +168,33 @@ def test_answers_are_true_and_no_answer_is_a_good_guess():
 
 def test_asking_is_deterministic():
     assert scenes.ask(1, 4) == scenes.ask(1, 4)
+
+
+def test_many_questions_about_a_scene_are_true_and_balanced():
+    answers: dict[str, Counter] = {kind: Counter() for kind in scenes.QUESTION_KINDS}
+    for i in range(1000):
+        scene, questions = scenes.ask_many(11, i, 8, scenes.SEEN)
+        assert scene == scenes.ask_many(11, i, 3, scenes.SEEN)[0] and 1 <= len(scene.objects) <= 4
+        assert 3 <= len(questions) <= 8 and all(thing.pair in scenes.SEEN for thing in scene.objects)
+        texts = [question.text for question in questions if question.kind != "presence"]
+        assert len(texts) == len(set(texts))
+        for question in questions:
+            assert question.answer == _true_answer(scene, question)
+            answers[question.kind][question.answer] += 1
+    for kind, counts in answers.items():
+        assert max(counts.values()) / sum(counts.values()) < 1.35 / len(counts) + 0.03, kind
+    assert scenes.ask_many(11, 0, 0)[1] == []
+
+
+def test_cells_tell_what_fills_each_square():
+    """Counted another way: from the pixels that change when an object is painted in another colour."""
+    for index in range(20):
+        scene = replace(scenes.several(7, index), before=(), behind=(), noise=0.0)
+        found = scenes.cells(scene, 8)
+        assert found.shape == (14, 14)
+        for place, thing in enumerate(scene.objects):
+            other = replace(thing, rgb=tuple(255 - c for c in thing.rgb))
+            changed = replace(scene, objects=tuple(other if t is thing else t for t in scene.objects))
+            differs = (scenes.render(scene) != scenes.render(changed)).any(-1).reshape(14, 8, 14, 8).mean((1, 3))
+            assert (differs[found == place] > 0.15).all() and (found[differs > 0.75] == place).all()
+            assert (differs[found == scenes.GROUND] < 0.35).all() and (found == place).any()

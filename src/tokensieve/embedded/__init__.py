@@ -1,7 +1,8 @@
 """The small trained models that ship with the package, so that everything runs on a fresh clone without a download.
 
-`sieve-vit-8` is a CLIP; `sieve-coca-8` is the same CLIP with a decoder that writes captions. `register` tells open_clip of both
-architectures through open_clip's own API; from then on they are open_clip models like any other:
+`sieve-vit-8` is a CLIP; `sieve-coca-8` is the same CLIP with a decoder that writes captions; `sieve-llava-8` is a LLaVA that
+answers questions, in a folder as transformers' from_pretrained reads it (`llava_path`). `register` tells open_clip of the first
+two architectures through open_clip's own API; from then on they are open_clip models like any other:
 
     register()
     model, _, preprocess = open_clip.create_model_and_transforms(MODEL, pretrained=str(weights_path(PRETRAINED)))
@@ -20,6 +21,7 @@ from tokensieve.errors import UserError, did_you_mean
 MODEL, PRETRAINED = "sieve-vit-8", "scenes-v1"
 CAPTIONER, CAPTIONER_PRETRAINED = "sieve-coca-8", "captions-v1"
 MODELS = {MODEL: (PRETRAINED,), CAPTIONER: (CAPTIONER_PRETRAINED,)}  # the weights that ship for each model
+LLAVA = "sieve-llava-8"
 DATASET = "embedded"
 
 _FOLDER = Path(__file__).parent
@@ -56,6 +58,11 @@ def weights_path(tag: str = PRETRAINED) -> Path:
     if tag not in tags:
         raise UserError(f"no embedded weights {tag!r}; there are: {', '.join(tags)}.{did_you_mean(tag, tags)}")
     return _FOLDER / f"{tag}.safetensors"
+
+
+def llava_path() -> Path:
+    """The folder of the LLaVA, for transformers' `from_pretrained`."""
+    return _FOLDER / LLAVA
 
 
 def card(tag: str = PRETRAINED) -> dict[str, Any]:
