@@ -13,6 +13,18 @@ from tokensieve.scoring import Attention, noise
 
 
 @dataclass
+class Question:
+    """The text that came with images: of every image, its own."""
+
+    tokens: Tensor  # (B, T, E), what the language model has of them at this point: input embeddings, or hidden states
+    mask: Tensor  # (B, T), False: no token here
+
+    def rows(self, index: Tensor) -> Question:
+        """The questions of these rows."""
+        return Question(self.tokens[index], self.mask[index])
+
+
+@dataclass
 class View:
     """All that a method may see of the tokens at one cut. Prefix tokens (CLS, registers) are not among the tokens."""
 
@@ -26,6 +38,8 @@ class View:
     context: Mapping[str, Any] = field(default_factory=dict)  # question, class names, other modalities ...
     part: Any = None  # the method's trained module, where it has one
     pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where the tower has one
+    place: str = ""  # where this is: "6", "6.attn", "out", "llm.10"
+    question: Question | None = None  # where a language model reads the tokens
 
     @property
     def n(self) -> int:
@@ -75,6 +89,7 @@ class Reduction:
     scores: Tensor | None = None  # (B, N), what the choice was made by
     gate: Tensor | None = None  # (B, K), 1 forward, the scores' gradient backward: straight-through training
     anchors: Tensor | None = None  # (B, A), input tokens that the method singles out: pictures mark them
+    soft: Tensor | None = None  # (B, N), probabilities of staying: nothing is dropped, later attention adds their logarithms
 
     @classmethod
     def keep(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import reduce
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core import Reduction, View
-from tokensieve.errors import UserError
-from tokensieve.models import Block, Layout, Tower, Undo, open_tower
+from tokensieve.core import Question, Reduction, View
+from tokensieve.decoding import Decoding
+from tokensieve.errors import Uncuttable, UserError
+from tokensieve.models import Block, Layout, Tower, Undo, open_tower, open_vlm
 from tokensieve.parts import Weights, load_parts
 from tokensieve.patching import Patch, replace
-from tokensieve.plan import Plan, Step
+from tokensieve.plan import Budget, Plan, Step
 from tokensieve.rest import settle
 from tokensieve.scoring import Attention
 
@@ -41,16 +43,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Cut:
-    """A step at one place of a given tower."""
+    """A step at one place of a given model."""
 
     step: Step
-    layer: int  # blocks that have run, or for part attn the block inside which it stands
-    part: str  # "block", "attn" or "out"
+    layer: int  # blocks that have run; for part attn the block inside which, for llm the decoder layer before which it stands
+    part: str  # "block", "attn", "out" or "llm"
     seed: int
+    budget: Budget
 
     @property
     def name(self) -> str:
-        return {"block": f"{self.layer}", "attn": f"{self.layer}.attn", "out": "out"}[self.part]
+        return place_name(self.layer, self.part)
+
+
+def place_name(layer: int, part: str) -> str:
+    """How the ledger and the methods call a place."""
+    return {"block": f"{layer}", "attn": f"{layer}.attn", "out": "out", "llm": f"llm.{layer}"}[part]
 
 
 @dataclass
@@ -67,12 +75,23 @@ class Pass:
     at: Tensor | None = None  # (B, N now), which of the patches that arrived at block 1 stand here, None: all
     ledger: list[Row] = field(default_factory=list)
     stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that cut something
+    soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that let all go on, with a probability
 
     def seen(self) -> Attention | None:
         """The attention among the tokens that are there now."""
         if self.attention is None or self.since is None:
             return self.attention
         return self.attention.select(self.since)
+
+    def note(self, layer: str, reduction: Reduction) -> None:
+        """A cut inside the decoder; where images differ in their number of tokens, the first of them are noted."""
+        if any(row.layer == layer for row in self.ledger):
+            return
+        self.ledger.append(Row(layer, reduction.n, reduction.n if reduction.soft is not None else reduction.k))
+        if reduction.soft is not None:
+            self.soft.append((layer, reduction))
+        elif reduction.k < reduction.n:
+            self.stages.append((layer, reduction))
 
 
 class Handle:
@@ -96,22 +115,46 @@ class Handle:
         self._pass: Pass | None = None
         self._layout: Layout | None = None  # of the batch under way
         self._tower: Tower | None = None
-        self._cuts: list[Cut] = []
+        self._decoding: Decoding | None = None
+        self._cuts: list[Cut] = []  # of the tower
         self._weighs = False  # the pooling and the blocks are ready for sizes
         if not plan.is_identity:
-            self._tower = open_tower(model)
+            self._open(model, seed)
+
+    def _open(self, model: nn.Module, seed: int) -> None:
+        """Finds the places of the plan in the model."""
+        vlm = open_vlm(model)
+        self._tower = open_tower(model) if vlm is None else vlm.tower
+        cuts = place(self.plan, self._tower, seed, None if vlm is None else vlm.decoder.depth, self.parts)
+        self._cuts = [cut for cut in cuts if cut.part != "llm"]
+        if self._tower is not None:
             self._tower.check()
-            self._cuts = place(plan, self._tower, seed)
-            self.notes = foresee(self._cuts, self._tower)
+            self.notes = foresee(cuts, self._tower)
+        elif self._cuts:
+            assert vlm is not None
+            raise Uncuttable(f"{self._cuts[0].step}: {vlm.reason}")
+        if vlm is not None:
+            layers: dict[int, list[Cut]] = {0: []} if self._cuts else {}
+            for cut in cuts:
+                if cut.part == "llm":
+                    layers.setdefault(cut.layer, []).append(cut)
+            vlm.decoder.check(0)
+            self._decoding = Decoding(vlm, layers, self._decide, self._left_of, lambda: self.context.get("question"))
 
     # --- on and off ---------------------------------------------------------------------------------------------
 
     def attach(self) -> Handle:
         """Puts the plan on the model; nothing changes where it is on already."""
-        if self._undo or self._tower is None:
+        if self._undo or self.plan.is_identity:
             return self
-        if any(isinstance(block.module.__dict__.get("forward"), Patch) for block in self._tower.blocks):
+        on = [block.module.__dict__.get("forward") for block in self._tower.blocks] if self._tower else []
+        on += [self._decoding.vlm.inner.__dict__.get("get_image_features")] if self._decoding else []
+        if any(isinstance(function, Patch) for function in on):
             raise UserError("another plan is on this model already; remove() its handle first")
+        if self._decoding is not None:
+            self._undo += self._decoding.attach()
+        if self._tower is None or not self._cuts:
+            return self
         self._weighs = any(self._makes_sizes(cut.step) for cut in self._cuts)
         if self._weighs:
             self._undo += self._tower.weigh_pooling(lambda: self._pass.sizes if self._pass else None)
@@ -156,6 +199,11 @@ class Handle:
     def stages(self) -> list[tuple[str, Reduction]]:
         """Every cut of the last batch that cut something: where it stood and what it did to the tokens it saw."""
         return list(self._pass.stages) if self._pass else []
+
+    @property
+    def soft(self) -> list[tuple[str, Reduction]]:
+        """Every cut of the last batch in which nothing was dropped yet: where it stood, and the probabilities of staying."""
+        return list(self._pass.soft) if self._pass else []
 
     @property
     def kept(self) -> Tensor | None:
@@ -229,12 +277,8 @@ class Handle:
         layout = self._layout or Layout((h, w), h * w)
         if layout.padded:
             x = x[:, : self._tower.prefix + layout.n]
-        samples = self.samples
-        if samples is None:
-            first, self._seen = self._seen, self._seen + x.shape[0]
-            samples = torch.arange(first, self._seen)
         whole = x.shape[1] - self._tower.prefix == layout.n
-        return x, Pass(samples=samples.to(x.device), grid=layout.grid, whole=whole)
+        return x, Pass(samples=self._numbers(x.shape[0]).to(x.device), grid=layout.grid, whole=whole)
 
     def _cut(self, cut: Cut, x: Tensor, state: Pass) -> Tensor:
         """Lets the step's method decide at this point and carries the decision out: (B, P+N, D) -> (B, P+K, D)."""
@@ -242,18 +286,10 @@ class Handle:
         step, p = cut.step, self._tower.prefix
         prefix, tokens = x[:, :p], x[:, p:]
         n = tokens.shape[1]
-        keep = step.spending().count(n)
-        if keep < 1:
-            raise UserError(f"{step} at layer {cut.name} leaves no token of {n}")
+        keep = self._keep(cut, n)
         if keep == n:
             state.ledger.append(Row(cut.name, n, n))
-            note = all_kept(cut, n)
-            if note not in self.notes:  # images smaller than the configured size
-                self.notes.append(note)
-                warnings.warn(note, PlanWarning, stacklevel=2)
             return x
-        if not torch.isfinite(tokens.sum(dtype=torch.float32)):
-            raise UserError(f"the tokens at layer {cut.name} hold NaN or infinity, so nothing can be ranked there")
         with torch.autocast(x.device.type, enabled=False):  # it would round every product of the scores to 16 bits
             view = View(
                 tokens=tokens,
@@ -266,11 +302,12 @@ class Handle:
                 context=self.context,
                 part=self.parts.get(step.method.name),
                 pooling=self._tower.pooling,
+                place=cut.name,
+                question=self._question(cut, len(x), state),
             )
-            chosen = step.method.decide(view, keep, **step.arguments())
-            if chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
-                raise UserError(f"{step} at layer {cut.name}: its scores hold NaN or infinity")
-            reduction = settle(view, chosen, step.rest)
+            reduction = self._chosen(cut, view, keep)
+            if reduction.soft is not None:
+                raise UserError(f"{step}: a soft choice can stand in a decoder only, at @llm.L")
             state.stages.append((cut.name, reduction))
             state.ledger.append(Row(cut.name, n, reduction.k))
             if step.rest == "zero":
@@ -286,6 +323,92 @@ class Handle:
             state.since = reduction.index if state.since is None else state.since.gather(1, reduction.index)
             state.at = reduction.index if state.at is None else state.at.gather(1, reduction.index)
             return torch.cat([prefix, reduction.apply(tokens)], dim=1)
+
+    def _keep(self, cut: Cut, n: int) -> int:
+        """How many of the n tokens that are there go on."""
+        keep = cut.budget.count(n)
+        if keep < 1:
+            raise UserError(f"{cut.step} at layer {cut.name} leaves no token of {n}")
+        if keep == n:
+            note = all_kept(cut, n)
+            if note not in self.notes:  # images smaller than the configured size
+                self.notes.append(note)
+                warnings.warn(note, PlanWarning, stacklevel=2)
+        return keep
+
+    def _chosen(self, cut: Cut, view: View, keep: int) -> Reduction:
+        """What the step's method decides, with its rest; checked for NaN, which would be ranked first."""
+        if not torch.isfinite(view.tokens.sum(dtype=torch.float32)):
+            raise UserError(f"the tokens at layer {cut.name} hold NaN or infinity, so nothing can be ranked there")
+        chosen = cut.step.method.decide(view, keep, **cut.step.arguments())
+        if chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
+            raise UserError(f"{cut.step} at layer {cut.name}: its scores hold NaN or infinity")
+        return chosen if chosen.soft is not None else settle(view, chosen, cut.step.rest)
+
+    # --- where a language model reads the tokens ----------------------------------------------------------------
+
+    def _question(self, cut: Cut, images: int, state: Pass) -> Question | None:
+        """What is asked about each image, where a method of the tower wants to know."""
+        if "question" not in cut.step.method.needs or self._decoding is None or self._tower is None:
+            return None
+        h, w = state.grid or self._tower.grid
+        return self._decoding.question_of(images, h * w)
+
+    def _left_of(self, images: int) -> tuple[Tensor, int] | None:
+        """Which patches the tower left of the images that it just saw, and how many there were; None: all."""
+        if not self._cuts:  # the tower is as it was, so it told nothing
+            self._pass = Pass(samples=self._numbers(images), grid=self._tower.grid if self._tower else None, whole=True)
+            return None
+        assert self._pass is not None
+        if self._pass.at is None:
+            return None
+        if not self._pass.whole or self._pass.grid is None:
+            raise UserError("patches of the images are missing before any cut (patch dropout), so their places are not known")
+        h, w = self._pass.grid
+        return self._pass.at, h * w
+
+    def _numbers(self, images: int) -> Tensor:
+        """The numbers of the images of a batch within the run: (B,)."""
+        if self.samples is not None:
+            return self.samples
+        first, self._seen = self._seen, self._seen + images
+        return torch.arange(first, self._seen)
+
+    def _decide(
+        self,
+        cut: Cut,
+        tokens: Tensor,
+        images: Tensor,
+        sizes: Tensor | None,
+        question: Question | None,
+        attend: Callable[[], Attention],
+    ) -> Reduction:
+        """What a step inside the decoder does to the vision tokens (G, N, D) of these images (G,) of the batch."""
+        assert self._pass is not None
+        state, n = self._pass, tokens.shape[1]
+        keep = self._keep(cut, n)
+        if keep == n:
+            everything = torch.arange(n, device=tokens.device).expand(len(tokens), -1)
+            state.note(cut.name, Reduction(everything, n))
+            return Reduction(everything, n)
+        h, w = state.grid or (0, 0)
+        with torch.autocast(tokens.device.type, enabled=False):
+            view = View(
+                tokens=tokens,
+                prefix=tokens[:, :0],
+                grid=(h, w) if h * w == n and not state.stages else None,
+                attention=attend() if "attention" in cut.step.method.needs else None,
+                sizes=sizes,
+                samples=state.samples.to(images.device)[images],
+                seed=cut.seed,
+                context=self.context,
+                part=self.parts.get(cut.step.method.name),
+                place=cut.name,
+                question=question,
+            )
+            reduction = self._chosen(cut, view, keep)
+        state.note(cut.name, reduction)
+        return reduction
 
 
 def apply(
@@ -309,25 +432,60 @@ def apply(
     return handle.attach()
 
 
-def place(plan: Plan, tower: Tower, seed: int) -> list[Cut]:
-    """The plan's cuts in this tower, in the order in which an image meets them."""
+def place(
+    plan: Plan, tower: Tower | None, seed: int, decoder: int | None = None, parts: Mapping[str, nn.Module] | None = None
+) -> list[Cut]:
+    """The plan's cuts in the order in which an image meets them: in the tower, then in a decoder of so many layers."""
     cuts: list[Cut] = []
     for step in plan.steps:
-        for layer, part in _places(step, tower.depth):
-            if layer == 0 and "attention" in step.method.needs:
+        depth = tower.depth if tower is not None else 0
+        for layer, part in _decoder_places(step, decoder, depth) if step.where.part == "llm" else _places(step, depth):
+            if layer == 0 and part != "llm" and "attention" in step.method.needs:
                 raise UserError(f"{step}: {step.method.name} needs the attention of a block, and none has run at @0; use @1")
-            cuts.append(Cut(step, layer, part, seed=seed * 1000 + len(cuts)))
-    order = {"attn": 0, "block": 1, "out": 2}
-    cuts.sort(key=lambda cut: (cut.layer, order[cut.part]))
+            name = place_name(layer, part)
+            cuts.append(
+                Cut(step, layer, part, seed * 1000 + len(cuts), _budget(step, name, (parts or {}).get(step.method.name)))
+            )
+    order = {"attn": 0, "block": 1, "out": 2, "llm": 3}
+    cuts.sort(key=lambda cut: (cut.part == "llm", cut.layer, order[cut.part]))
     if any(cut.step.rest == "zero" for cut in cuts[:-1]):
         raise UserError(f"{plan}: rest=zero keeps the length, so nothing can follow it; make it the last step")
     return cuts
 
 
+def _budget(step: Step, place: str, part: Any) -> Budget:
+    """How many tokens go on: what the plan says, or the method's options, or what its part was trained for."""
+    places = part.places() if hasattr(part, "places") else None
+    if places is not None and place not in places:
+        known = ", ".join(f"@{name}" for name in places)
+        raise UserError(f"{step}: these weights of {step.method.name} were not trained for @{place}; they were for {known}")
+    if step.budget is not None or step.method.budget is not None:
+        return step.spending()
+    keep = part.budget(place) if hasattr(part, "budget") else None
+    if keep is None:
+        raise UserError(f"{step}: how many tokens? Write for example {step.method.name}@{place}:50%")
+    return Budget("keep", Fraction(keep))
+
+
+def _decoder_places(step: Step, decoder: int | None, depth: int) -> list[tuple[int, str]]:
+    if decoder is None:
+        raise UserError(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
+    places = []
+    for layer in step.where.layers:
+        counted = layer if layer >= 0 else decoder + layer
+        if not 0 <= counted < decoder:
+            raise UserError(
+                f"{step}: no layer {layer} in a decoder of {decoder} layers; allowed are llm.0 to llm.{decoder - 1}, "
+                f"or -1 (the last) down to {-decoder}"
+            )
+        places.append((counted, "llm"))
+    return places
+
+
 def _places(step: Step, depth: int) -> list[tuple[int, str]]:
     where = step.where
-    if where.part == "llm":
-        raise UserError(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
+    if not depth:
+        return [(0, "out" if where.part in ("out", "half") else where.part)]  # a tower that cannot be cut: told by the handle
     if where.part in ("out", "half"):
         return [(depth, "out")] if where.part == "out" else [(max(1, depth // 2), "block")]
     lowest = 1 if where.part == "attn" else 0
@@ -345,7 +503,7 @@ def _places(step: Step, depth: int) -> list[tuple[int, str]]:
 
 def all_kept(cut: Cut, n: int) -> str:
     """What to say where a cut cuts nothing of n tokens."""
-    budget = cut.step.spending()
+    budget = cut.budget
     asked = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
     return f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {asked}: everything is kept"
 
@@ -354,8 +512,7 @@ def foresee(cuts: list[Cut], tower: Tower) -> list[str]:
     """Walks the token counts through the plan: an error where nothing would be left, notes where nothing is cut."""
     notes, n = [], tower.grid[0] * tower.grid[1]
     for cut in cuts:
-        budget = cut.step.spending()
-        keep = budget.count(n)
+        keep = cut.budget.count(n)
         if keep < 1:
             raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")
         if keep == n:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -32,7 +33,9 @@ class Patch:
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
     """Puts the function over the method of this one object; what is returned takes it off again."""
     before = owner.__dict__.get(name, _NOTHING)
-    owner.__dict__[name] = Patch(function)
+    patch = Patch(function)
+    patch.__signature__ = inspect.signature(getattr(owner, name))  # type: ignore[attr-defined]  # who asks gets the method's own
+    owner.__dict__[name] = patch
 
     def undo() -> None:
         if before is _NOTHING:

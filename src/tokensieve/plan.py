@@ -160,7 +160,7 @@ def make_step(
     step = Step(method, where or Where("half"), budget, given)
     if method.check is not None:
         method.check(step.options)
-    if budget is None and method.budget is None:
+    if budget is None and method.budget is None and method.part is None:
         raise UserError(
             f"{method.name}: how many tokens? Write for example {method.name}{step.where}:60, :40% or :-8 "
             "(keep 60, keep 40%, remove 8)"

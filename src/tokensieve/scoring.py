@@ -60,7 +60,7 @@ class Attention:
         """How much every patch attends to each of the chosen patches: entries (i, j) of the whole attention."""
         keys = torch.take_along_dim(self.k, (index + self.prefix)[:, None, :, None], dim=2)  # (B, H, k, d)
         logits = self._logits(self.q[:, :, self.prefix :], keys, columns=index + self.prefix)  # (B, H, N, k)
-        return (logits - self._row_lse()[:, :, self.prefix :, None]).exp().mean(1)  # (B, N, k)
+        return (logits - self.row_lse()[:, :, self.prefix :, None]).exp().mean(1)  # (B, N, k)
 
     def received(self) -> Tensor:
         """How much each patch is attended to, on average over all queries (the stand-in for CLS where there is none)."""
@@ -81,7 +81,7 @@ class Attention:
         """The same entries among fewer patches, not normalised anew: (B, K) -> Attention of P+K tokens."""
         first = torch.arange(self.prefix, device=index.device).expand(index.shape[0], -1)
         rows = torch.cat([first, index + self.prefix], dim=1)  # (B, P+K)
-        lse = self._row_lse().gather(2, rows[:, None].expand(-1, self.q.shape[1], -1))
+        lse = self.row_lse().gather(2, rows[:, None].expand(-1, self.q.shape[1], -1))
         q, k = (torch.take_along_dim(x, rows[:, None, :, None], dim=2) for x in (self.q, self.k))
         bias = None if self.bias is None else torch.take_along_dim(self.bias, rows[:, None, None], dim=-1)
         return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls)
@@ -96,7 +96,7 @@ class Attention:
             bias = torch.take_along_dim(bias, columns[:, None, None, :], dim=-1)
         return logits + bias
 
-    def _row_lse(self) -> Tensor:
+    def row_lse(self) -> Tensor:
         if self.lse is None:
             blocks = self.q.split(ROWS_AT_ONCE, dim=2)
             self.lse = torch.cat([self._logits(rows, self.k).logsumexp(-1) for rows in blocks], dim=2)

@@ -21,6 +21,7 @@ from tokensieve.rest import RESTS
 
 NEEDS = {
     "attention": "attention of the block before the cut, so it cannot stand at @0",
+    "question": "the question, where a language model reads the tokens",
 }
 
 
@@ -67,7 +68,7 @@ class Method:
     options: Mapping[str, Option]
     check: Callable[[Mapping[str, Any]], None] | None = None  # raises UserError for values that make no sense
     budget: Callable[[Mapping[str, Any]], int] | None = None  # tokens kept when the plan does not say how many
-    part: Any = None  # class of its trained module, made as Part(width); the method finds it in view.part
+    part: Any = None  # class of its trained module, made as Part(**settings); the method finds it in view.part
 
 
 REGISTRY: dict[str, Method] = {}

@@ -15,6 +15,7 @@ from tokensieve.scoring import Attention
 
 if TYPE_CHECKING:
     from tokensieve.core import View
+    from tokensieve.models.vlm import Vlm
 
 Sizes = Callable[[], Tensor | None]  # the (B, N) sizes of the pass under way, or None
 Undo = Callable[[], None]
@@ -86,11 +87,23 @@ def open_tower(model: nn.Module) -> Tower:
     """The vision tower of a model of any known family; Uncuttable, with the reason, where there is none."""
     from tokensieve.models import hf, open_clip, timm
 
+    vlm = open_vlm(model)
+    if vlm is not None:
+        if vlm.tower is None:
+            raise Uncuttable(f"{type(model).__name__}: {vlm.reason}")
+        return vlm.tower
     for family in (open_clip, timm, hf):
         tower = family.open_tower(model)
         if tower is not None:
             return tower
     raise Uncuttable(f"{type(model).__name__} is of no family that can be cut; known are {KNOWN}")
+
+
+def open_vlm(model: nn.Module) -> Vlm | None:
+    """The parts of a vision-language model; None if it is none that is known."""
+    from tokensieve.models import vlm
+
+    return vlm.open_vlm(model)
 
 
 def watch_conv(conv: nn.Module, tell: Callable[[Layout], None]) -> list[Undo]:

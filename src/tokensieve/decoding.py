@@ -1,0 +1,380 @@
+"""A plan inside a language decoder: the layers after a cut run on fewer tokens, and everything around them on all of them.
+
+Each layer is handed the tokens that are left, and what it makes of them is put back to where they were, so that the model
+around the layers (deep features, final norm, head, loss) sees the length it knows; a dropped token keeps the state it had then.
+Positions stay the original ones. The cache of a layer holds only what the layer has seen; which of its entries may be looked at
+is remembered with the cache, so that generation goes on from it: step by step, in batches with padding, with beams.
+
+With a soft reduction nothing is dropped: log(soft) is added to the attention logits of those keys from this layer on, which is
+what dropping is when soft is 0 or 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from tokensieve.core import Question, Reduction
+from tokensieve.errors import UserError
+from tokensieve.models import Undo
+from tokensieve.models.vlm import Vlm
+from tokensieve.patching import Patch
+from tokensieve.patching import replace as replace_method
+from tokensieve.scoring import Attention
+
+SOFTEST = 1e-6  # the smallest probability of staying whose logarithm is taken
+
+
+@dataclass
+class Shown:
+    """The images whose features were computed last."""
+
+    lengths: list[int]  # tokens of each image, as placeholders in the sequence count them
+    kept: Tensor | None  # (I, K), which of them the tower left; None: all
+
+
+@dataclass
+class Group:
+    """Images of a pass that have equally many tokens left."""
+
+    images: Tensor  # (G,), numbers among the images of Shown
+    rows: Tensor  # (G,), the sequences they stand in
+    at: Tensor  # (G, N), where their tokens stand in it
+    sizes: Tensor | None = None  # (G, N), patches that each token stands for
+
+
+@dataclass
+class Stage:
+    """What the layers between two cuts have seen, by the cache."""
+
+    alive: Tensor  # (B, T): False is padding, which nobody looks at
+    bias: Tensor | None = None  # (B, T), log of soft masks
+
+    def then(self, new: Stage) -> Stage:
+        """What was there, and what came."""
+        bias = None
+        if self.bias is not None or new.bias is not None:
+            none = torch.zeros(1, device=new.alive.device)
+            both = [none.expand(part.alive.shape) if part.bias is None else part.bias for part in (self, new)]
+            bias = torch.cat(both, dim=1)
+        return Stage(torch.cat([self.alive, new.alive], dim=1), bias)
+
+
+@dataclass
+class Run:
+    """One forward pass of the decoder."""
+
+    real: Tensor  # (B, L), False where the new tokens are padding
+    question: Tensor  # (B, L)
+    groups: list[Group]
+    left: Tensor  # (B, L), which of the new tokens have not been dropped
+    bias: Tensor | None = None  # (B, L), log of soft masks so far
+    at: Tensor | None = None  # (B, K), where the tokens that are left stand; None: all are
+    mask: Tensor | None = None  # as the layers of this stage want it
+    whole: Tensor | None = None  # (B, L, D), what the layer that runs now was to get
+
+
+@dataclass
+class Prompt:
+    """The text that a pass was given."""
+
+    ids: Tensor | None  # (B, L)
+    real: Tensor | None  # (B, L), the attention mask
+
+
+class Decides(Protocol):
+    """What a handle lets a step decide about the tokens of some images."""
+
+    def __call__(
+        self,
+        cut: Any,
+        tokens: Tensor,  # (G, N, D)
+        images: Tensor,  # (G,), their numbers in the batch
+        sizes: Tensor | None,  # (G, N)
+        question: Question | None,
+        attend: Callable[[], Attention],
+    ) -> Reduction: ...
+
+
+@dataclass
+class Decoding:
+    """The decoder's share of a handle."""
+
+    vlm: Vlm
+    cuts: dict[int, list[Any]]  # by layer; layer 0 is there, perhaps with none, if the tower is cut
+    decide: Decides
+    left_of: Callable[
+        [int], tuple[Tensor, int] | None
+    ]  # of so many images (I, K), and N: what the tower left of them; None: all
+    asked: Callable[[], Tensor | None]  # (B, L), the caller's own mask of the question
+    shown: Shown | None = None
+    prompt: Prompt | None = None
+    prompted: int | None = None  # tokens of the prompt, while generate() runs
+    run: Run | None = None
+    pictured: Tensor | None = None  # (B, L), placeholders of the pass under way
+    traces: WeakKeyDictionary[Any, dict[int, Stage]] = field(default_factory=WeakKeyDictionary)
+
+    # --- on and off ---------------------------------------------------------------------------------------------
+
+    def attach(self) -> list[Undo]:
+        """Hooks on the model, to be undone by the list."""
+        inner, decoder = self.vlm.inner, self.vlm.decoder
+        undo = [
+            replace_method(inner, "get_image_features", self._features(inner.get_image_features)),
+            replace_method(inner, "get_placeholder_mask", self._placeholders(inner.get_placeholder_mask)),
+            inner.register_forward_pre_hook(Patch(self._given), with_kwargs=True).remove,
+            decoder.module.register_forward_pre_hook(Patch(self._start), with_kwargs=True).remove,
+            decoder.module.register_forward_hook(Patch(self._finish)).remove,
+        ]
+        if hasattr(self.vlm.model, "generate"):
+            undo.append(replace_method(self.vlm.model, "generate", self._generate(self.vlm.model.generate)))
+        first = min(self.cuts, default=decoder.depth)
+        for number in range(first, decoder.depth):
+            layer = decoder.layers[number]
+            undo.append(layer.register_forward_pre_hook(Patch(self._before(number)), with_kwargs=True).remove)
+            undo.append(layer.register_forward_hook(Patch(self._after)).remove)
+        return undo
+
+    def question_of(self, images: int, tokens: int) -> Question | None:
+        """What the prompt asks about each of the images whose features are being computed: the decoder's input embeddings.
+
+        tokens: how many placeholders each image has.
+        """
+        if self.prompt is None or self.prompt.ids is None:
+            return None
+        ids = self.prompt.ids
+        pictured = ids == self.vlm.inner.config.image_token_id  # (B, L)
+        counts = pictured.sum(1) // tokens
+        if int(counts.sum()) != images:
+            raise UserError(f"{images} images, but the prompts have places for {int(counts.sum())}, of {tokens} tokens each")
+        mask = self._question(self._real(tuple(ids.shape), ids.device, self.prompt.real), pictured)
+        embedded = self.vlm.inner.get_input_embeddings()(ids)
+        return _packed(embedded, mask).rows(torch.arange(len(ids), device=ids.device).repeat_interleave(counts))
+
+    # --- around the decoder -------------------------------------------------------------------------------------
+
+    def _generate(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def generate(inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
+            ids = kwargs.get("input_ids", inputs)
+            self.prompt = Prompt(ids, kwargs.get("attention_mask"))
+            self.prompted = None if ids is None else ids.shape[1]
+            try:
+                return stock(inputs, *args, **kwargs)
+            finally:
+                self.prompted = self.run = None
+
+        return generate
+
+    def _given(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.prompted is None:
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            self.prompt = Prompt(ids, kwargs.get("attention_mask"))
+        self.pictured = None
+
+    def _features(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def get_image_features(*args: Any, **kwargs: Any) -> Any:
+            out = stock(*args, **kwargs)
+            features: Sequence[Tensor] = out.pooler_output
+            left = self.left_of(len(features))
+            if left is not None:  # each stands at its place among all; the others are gone before the first layer
+                kept, n = left
+                stacked = torch.stack(tuple(features))  # (I, K, E)
+                full = stacked.new_zeros((stacked.shape[0], n, stacked.shape[2]))
+                features = out.pooler_output = list(full.scatter(1, kept[..., None].expand_as(stacked), stacked))
+            self.shown = Shown([len(feature) for feature in features], None if left is None else left[0])
+            return out
+
+        return get_image_features
+
+    def _placeholders(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        def get_placeholder_mask(*args: Any, **kwargs: Any) -> Any:
+            answer = stock(*args, **kwargs)
+            if kwargs.get("image_features") is not None or len(args) > 2:
+                mask = answer[0] if isinstance(answer, tuple) else answer
+                self.pictured = mask[..., 0] if mask.dim() == 3 else mask  # (B, L)
+            return answer
+
+        return get_placeholder_mask
+
+    # --- inside the decoder -------------------------------------------------------------------------------------
+
+    def _start(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.run = None
+        cache = kwargs.get("past_key_values")
+        if self.pictured is None and cache not in self.traces:
+            return
+        x = kwargs.get("inputs_embeds")
+        if x is None:  # text alone, given to the decoder itself
+            x = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        mask = kwargs.get("attention_mask")
+        if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
+            raise UserError(
+                "a plan in the decoder needs the attention mask as (batch, length), or none: call generate() without a "
+                "static cache, and the model without a mask of its own"
+            )
+        batch, length = x.shape[:2]
+        past = 0 if cache is None else cache.get_seq_length(self.vlm.decoder.depth - 1)
+        self.vlm.decoder.check(length + past)
+        real = self._real((batch, length), x.device, mask)
+        pictured, self.pictured = self.pictured, None
+        if pictured is None:
+            self.run = Run(real, real, [], torch.ones_like(real))
+            return
+        groups = self._groups(pictured)
+        left = torch.ones_like(real)
+        for group in groups:
+            left[group.rows] &= ~pictured[group.rows]
+        for group in groups:
+            left[group.rows[:, None], group.at] = True
+        self.run = Run(real, self._question(real, pictured), groups, left)
+
+    def _finish(self, module: Any, args: Any, out: Any) -> None:
+        self.run = None
+
+    def _before(self, number: int) -> Callable[..., Any]:
+        starts = number in self.cuts
+
+        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            run = self.run
+            if run is None:
+                return None
+            x: Tensor = args[0] if args else kwargs["hidden_states"]  # (B, L, D)
+            tables: tuple[Tensor, Tensor] = kwargs["position_embeddings"]
+            if starts:
+                for cut in self.cuts[number]:
+                    x = self._cut(cut, number, x, tables, run)
+                self._narrow(number, x, kwargs.get("past_key_values"), run)
+            kwargs = kwargs | {"attention_mask": run.mask, "position_ids": None}
+            if run.at is not None:
+                run.whole, at = x, run.at[..., None]
+                x = torch.take_along_dim(x, at, 1)
+                kwargs["position_embeddings"] = tuple(torch.take_along_dim(table, at, 1) for table in tables)
+            kwargs.pop("hidden_states", None)
+            return (x, *args[1:]), kwargs
+
+        return before
+
+    def _after(self, module: Any, args: Any, out: Any) -> Any:
+        run = self.run
+        if run is None or run.at is None or run.whole is None:
+            return out
+        made = out[0] if isinstance(out, tuple) else out
+        whole = run.whole.scatter(1, run.at[..., None].expand_as(made), made.to(run.whole.dtype))
+        run.whole = None
+        return (whole, *out[1:]) if isinstance(out, tuple) else whole
+
+    def _cut(self, cut: Any, number: int, x: Tensor, tables: tuple[Tensor, Tensor], run: Run) -> Tensor:
+        """Lets a step decide about every image's tokens and carries the decisions out: (B, L, D) -> same."""
+        groups = []
+        asks = _packed(x, run.question) if run.groups else None
+        last = run.question.int().cumsum(1).argmax(1)  # (B,), the last token of the question
+        for group in run.groups:
+            rows, at = group.rows, group.at
+
+            def attend(x: Tensor = x, rows: Tensor = rows, at: Tensor = at) -> Attention:
+                cos, sin = (table.expand(len(x), -1, -1)[rows] for table in tables)
+                seen = (run.left & run.real)[rows]
+                return self.vlm.decoder.attention(number, x[rows], (cos, sin), seen, last[rows], at)
+
+            tokens = x[rows[:, None], at]  # (G, N, D)
+            question = None if asks is None else asks.rows(rows)
+            reduction = self.decide(cut, tokens, group.images, group.sizes, question, attend)
+            if reduction.soft is not None:
+                bias = torch.zeros(run.real.shape, device=x.device) if run.bias is None else run.bias
+                run.bias = bias.index_put((rows[:, None], at), reduction.soft.float().clamp_min(SOFTEST).log(), accumulate=True)
+                groups.append(group)
+                continue
+            on = at.gather(1, reduction.index)  # (G, K)
+            if reduction.weight is not None or reduction.gate is not None:
+                x = x.index_put((rows[:, None], on), reduction.apply(tokens))
+            run.left[rows[:, None], at] = False
+            run.left[rows[:, None], on] = True
+            groups.append(replace(group, at=on, sizes=reduction.carry_sizes(group.sizes)))
+        run.groups = groups
+        return x
+
+    def _narrow(self, number: int, x: Tensor, cache: Any, run: Run) -> None:
+        """Which tokens the layers from this one on get, and what they may look at."""
+        most = int(run.left.sum(1).amax())
+        if most < x.shape[1]:
+            order = (~run.left).int().argsort(dim=1, stable=True)[:, :most]  # those that are left first, then others to fill up
+            run.at = order.sort(dim=1).values  # (B, K)
+        alive, bias = run.left & run.real, run.bias
+        if run.at is not None:
+            alive = alive.gather(1, run.at)
+            bias = None if bias is None else bias.gather(1, run.at)
+        stage = Stage(alive, bias)
+        if cache is not None:
+            trace = self.traces.setdefault(cache, {})
+            past = cache.get_seq_length(number)
+            if past:
+                before = trace.get(number, Stage(alive.new_ones((len(alive), past))))
+                if before.alive.shape != (len(alive), past):
+                    raise UserError(
+                        f"the cache of layer {number} holds {past} tokens, but {before.alive.shape[1]} went into it under this "
+                        "plan; go on with the cache as it was, or begin without one"
+                    )
+                stage = before.then(stage)
+            trace[number] = stage
+        run.mask = self.vlm.decoder.mask(stage.alive, alive.shape[1], stage.bias, x.dtype)
+
+    # --- what stands where --------------------------------------------------------------------------------------
+
+    def _groups(self, pictured: Tensor) -> list[Group]:
+        """The images of a pass, found by their placeholders (B, L), those with equally many tokens together."""
+        if self.shown is None:
+            raise UserError("features of images were given that were computed before the plan was on; give pixel values")
+        counts: list[int] = pictured.sum(1).tolist()
+        times, rest = divmod(sum(counts), sum(self.shown.lengths))  # beams: every row and its images several times
+        if rest or len(counts) % max(times, 1):
+            raise UserError("the features of images are not those that were computed last; give pixel values with every call")
+        places = pictured.nonzero()[:, 1].tolist()  # row by row
+        found: dict[int, list[tuple[int, int, list[int]]]] = {}
+        image = done = 0
+        for row, count in enumerate(counts):
+            if row % times == 0:
+                first = image  # of this prompt
+            image, until = first, done + count
+            while done < until:
+                n = self.shown.lengths[image]
+                found.setdefault(n, []).append((image, row, places[done : done + n]))
+                image, done = image + 1, done + n
+            if done != until:
+                raise UserError("an image's tokens are split between two prompts; give every prompt whole images")
+        groups = []
+        for members in found.values():
+            images, rows, at = (torch.tensor(part, device=pictured.device) for part in zip(*members, strict=True))
+            if self.shown.kept is not None:
+                at = at.gather(1, self.shown.kept.sort(dim=1).values[images])
+            groups.append(Group(images, rows, at))
+        return groups
+
+    def _real(self, shape: tuple[int, ...], device: torch.device, mask: Tensor | None = None) -> Tensor:
+        """Which tokens are no padding, by a mask that may tell of earlier ones too: (B, L)."""
+        if mask is None:
+            return torch.ones(shape, dtype=torch.bool, device=device)
+        return mask[:, -shape[1] :].to(device=device, dtype=torch.bool)
+
+    def _question(self, real: Tensor, pictured: Tensor) -> Tensor:
+        """Which tokens are the question: what the caller says, else the prompt's text: (B, L)."""
+        given = self.asked()
+        if given is not None:
+            if given.shape != real.shape:
+                raise UserError(f'context["question"] is {tuple(given.shape)}, but the sequences are {tuple(real.shape)}')
+            return given.to(real.device, torch.bool)
+        text = real & ~pictured
+        if self.prompted is not None:
+            text[:, self.prompted :] = False  # without a cache, what was generated comes again with every step
+        return text
+
+
+def _packed(x: Tensor, mask: Tensor) -> Question:
+    """The marked tokens of each row, moved together: (B, L, E), (B, L) -> (B, T, E)."""
+    most = max(1, int(mask.sum(1).amax()))
+    order = (~mask).int().argsort(dim=1, stable=True)[:, :most]
+    return Question(torch.take_along_dim(x, order[..., None], 1), mask.gather(1, order))

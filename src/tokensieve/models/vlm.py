@@ -1,0 +1,88 @@
+"""Vision-language models of Hugging Face, opened: vision tower, projector, and the decoder that reads image and text as one.
+
+LLaVA can be cut everywhere: in its tower, at the tower's output (before the projector), and in the decoder. Of models that
+rearrange tokens between tower and decoder (tiles with line ends, merged squares of patches) the decoder alone can be cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from tokensieve.errors import Uncuttable
+from tokensieve.models import Tower
+from tokensieve.models.decoder import Decoder, open_decoder
+
+FAMILIES = {  # folder in transformers.models: name
+    "llava": "LLaVA",
+    "llava_next": "LLaVA-NeXT",
+    "llava_onevision": "LLaVA-OneVision",
+    "qwen2_vl": "Qwen2-VL",
+    "qwen2_5_vl": "Qwen2.5-VL",
+    "qwen3_vl": "Qwen3-VL",
+}
+
+
+@dataclass
+class Vlm:
+    """A model that reads images and text with one decoder."""
+
+    family: str
+    model: Any  # what the user holds; generates, unless it is the bare inner model
+    inner: Any  # what puts the features of images into the sequence
+    decoder: Decoder
+    tower: Tower | None  # None: it cannot be cut
+    reason: str = ""  # why not
+
+
+def open_vlm(model: nn.Module) -> Vlm | None:
+    """The parts of a vision-language model; None if it is none that is known; Uncuttable if its decoder cannot be cut."""
+    folders = [_folder(base) for base in type(model).__mro__]
+    folder = next((name for name in folders if name in FAMILIES), None)
+    if folder is None:
+        return None
+    name = type(model).__name__
+    inner: Any = getattr(model, "model", model)
+    if not hasattr(inner, "language_model") or not hasattr(inner, "get_placeholder_mask"):
+        if folder == "llava" or hasattr(inner, "visual"):
+            raise Uncuttable(f"{name} is not laid out as in transformers 5; install transformers>=5")
+        return None  # a tower or a decoder of its own
+    decoder = open_decoder(inner.language_model, name)
+    try:
+        return Vlm(FAMILIES[folder], model, inner, decoder, _tower(inner, folder))
+    except Uncuttable as error:
+        return Vlm(FAMILIES[folder], model, inner, decoder, None, error.reason)
+
+
+def _folder(base: type) -> str:
+    parts = base.__module__.split(".")
+    return parts[2] if parts[:2] == ["transformers", "models"] and len(parts) > 2 else ""
+
+
+def _tower(inner: Any, folder: str) -> Tower:
+    """LLaVA's tower up to the layer whose tokens it takes."""
+    from tokensieve.models import hf
+
+    if folder != "llava":
+        raise Uncuttable(
+            f"{FAMILIES[folder]} rearranges its tokens between tower and decoder, so only the decoder can be cut; use @llm.0"
+        )
+    config = inner.config
+    tower = hf.open_tower(inner.vision_tower)
+    if tower is None:
+        raise Uncuttable(
+            f"its vision tower, a {type(inner.vision_tower).__name__}, is of no family that can be cut; use @llm.0"
+        )
+    layer = config.vision_feature_layer
+    if not isinstance(layer, int):
+        raise Uncuttable(f"it joins the tokens of several layers ({layer}), which would have to be cut alike; use @llm.0")
+    if config.vision_feature_select_strategy == "full" and tower.prefix:
+        raise Uncuttable('it shows CLS to the decoder (vision_feature_select_strategy="full"); use @llm.0')
+    used = layer if layer >= 0 else tower.depth + 1 + layer
+    if used < 1:
+        raise Uncuttable(f"it takes the tokens before the first block (vision_feature_layer={layer}); use @llm.0")
+    return replace(
+        tower, family=f"{tower.family} in LLaVA", blocks=tower.blocks[:used], pools_cls=False, weigh_pooling=lambda _: []
+    )
