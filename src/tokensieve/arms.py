@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensieve import parts
+from tokensieve.data.sources import Inputs
 from tokensieve.device import timed
 from tokensieve.errors import Uncuttable
-from tokensieve.flops import gflops
+from tokensieve.flops import gflops_within
 from tokensieve.fusion import fused_feature
 from tokensieve.handle import Handle, PlanWarning, apply
 from tokensieve.models import open_tower
@@ -46,9 +47,11 @@ class Arm:
         *,
         weights: Weights = None,
         fusion: Fusion = Fusion(),  # noqa: B008 (frozen)
-        act: Callable[[Any, Tensor], Any] | None = None,
+        act: Callable[[Any, Inputs], Any] | None = None,
+        once: Callable[[Any, Inputs], Any] | None = None,
     ) -> None:
-        self.model, self.plan, self.precision, self.fusion, self.act = model, plan, precision, fusion, act
+        self.model, self.plan, self.precision, self.fusion = model, plan, precision, fusion
+        self.act, self.once = act or self._feature, once or self._feature
         self.handle: Handle | None = None
         self.reason: str | None = "the plan is none" if plan.is_identity else None
         self.times: list[tuple[int, float]] = []  # images and seconds of every batch
@@ -82,25 +85,25 @@ class Arm:
     def notes(self) -> list[str]:
         return list(self.handle.notes) if self.handle else []
 
-    def __call__(self, images: Tensor, samples: Tensor | None = None) -> Any:
+    def __call__(self, images: Inputs, samples: Tensor | None = None) -> Any:
         """What the task runs (the image features unless it acts otherwise), timed.
 
         samples (B,): the numbers of the images; where each sample holds r images, their numbers are made from it.
         """
-        numbers = _numbers(samples, len(images))
-        made, seconds = timed(partial(self._with_plan, self.act or self._feature, images, numbers), images.device)
-        self.times.append((len(images), seconds))
+        rows = images if isinstance(images, Tensor) else images["input_ids"]  # one a question
+        numbers = _numbers(samples, len(rows))
+        made, seconds = timed(partial(self._with_plan, self.act, images, numbers), rows.device)
+        self.times.append((len(rows), seconds))
         return made
 
-    def encode(self, images: Tensor) -> Tensor:
-        """The features (B,E) under this plan, untimed."""
-        features: Tensor = self._with_plan(self._feature, images)
-        return features
+    def run_once(self, sample: Inputs) -> Any:
+        """What operations are counted of (the image features unless the task says otherwise), untimed."""
+        return self._with_plan(self.once, sample)
 
     def _feature(self, model: Any, images: Tensor) -> Tensor:
         return fused_feature(model, images, self.handle, fusion=self.fusion.kind, weight=self.fusion.weight)
 
-    def _with_plan(self, act: Callable[[Any, Tensor], Any], images: Tensor, samples: Tensor | None = None) -> Any:
+    def _with_plan(self, act: Callable[[Any, Inputs], Any], images: Inputs, samples: Tensor | None = None) -> Any:
         if self.handle is not None:
             self.handle.samples = samples
             self.handle.attach()
@@ -133,17 +136,23 @@ def _numbers(samples: Tensor | None, images: int) -> Tensor | None:
     return (samples[:, None] * each + torch.arange(each)).flatten()
 
 
-def reductions(arms: Sequence[Arm], full: Arm, image: Tensor) -> list[dict[str, Any]]:
-    """What every plan did and what it cost, with the unreduced model beside it."""
+def reductions(
+    arms: Sequence[Arm], full: Arm, sample: Inputs, tokens: int | None, language_model: nn.Module | None = None
+) -> list[dict[str, Any]]:
+    """What every plan did and what it cost, with the unreduced model beside it.
+
+    tokens: those of an image before any cut. language_model: its operations are told apart, and times are of questions.
+    """
     with torch.inference_mode():
         for arm in arms:
             if arm.handle is not None and not arm.handle.ledger:  # its features were there already
-                arm.encode(image)
+                arm.run_once(sample)
         ledgers = [arm.handle.ledger if arm.handle else [] for arm in arms]  # read before counting runs again
-        cost_full = gflops(partial(full.encode, image))
+        cost_full = _cost(full, sample, language_model)
         made = []
         for arm, ledger in zip(arms, ledgers, strict=True):
-            patches = ledger[0].tokens_in if ledger else _patches(arm.model)
+            patches = ledger[0].tokens_in if ledger else tokens
+            cost = _cost(arm, sample, language_model) if arm.handle or arm.fusion.kind != "cls" else cost_full
             made.append(
                 {
                     "plan": str(arm.plan),
@@ -155,20 +164,24 @@ def reductions(arms: Sequence[Arm], full: Arm, image: Tensor) -> list[dict[str, 
                     **({"trained": arm.trained} if arm.trained else {}),
                     "token_fusion": arm.fusion.kind,
                     **({"token_fusion_weight": arm.fusion.weight} if arm.fusion.kind == "weighted" else {}),
-                    "gflops": gflops(partial(arm.encode, image)) if arm.handle or arm.fusion.kind != "cls" else cost_full,
-                    "gflops_full": cost_full,
+                    **cost,
+                    **{f"{name}_full": value for name, value in cost_full.items()},
                     "images_per_second": arm.images_per_second(),
                     "images_per_second_full": full.images_per_second(),
+                    **(_seconds(arm, full) if language_model is not None else {}),
                     "notes": arm.notes,
                 }
             )
     return made
 
 
-def _patches(model: Any) -> int | None:
-    """How many patch tokens the tower works on; None if it has none."""
-    try:
-        h, w = open_tower(model).grid
-    except Uncuttable:
-        return None
-    return h * w
+def _cost(arm: Arm, sample: Inputs, language_model: nn.Module | None) -> dict[str, float]:
+    """GFLOPs of one sample, all in all and of the language model."""
+    total, inside = gflops_within(partial(arm.run_once, sample), arm.model, language_model)
+    return {"gflops": total} if language_model is None else {"gflops": total, "gflops_llm": inside}
+
+
+def _seconds(arm: Arm, full: Arm) -> dict[str, float | None]:
+    """Seconds from a question (and its image) to the end of its answer, in batches as they were run."""
+    speeds = {"seconds_per_question": arm.images_per_second(), "seconds_per_question_full": full.images_per_second()}
+    return {name: None if speed is None else 1 / speed for name, speed in speeds.items()}

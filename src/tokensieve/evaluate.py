@@ -28,25 +28,26 @@ from torch import Tensor
 from tokensieve import results, table
 from tokensieve.arms import Arm, Fusion, reductions
 from tokensieve.data import sources
-from tokensieve.data.sources import Batch, Broken, Source
+from tokensieve.data.sources import Batch, Broken, Inputs, Source
 from tokensieve.device import find_device
 from tokensieve.distributed import World, world
 from tokensieve.errors import UserError
 from tokensieve.methods import REGISTRY
-from tokensieve.models import load
+from tokensieve.models import load, load_vlm
 from tokensieve.models.load import Loaded
 from tokensieve.plan import Plan
-from tokensieve.reading import Reading, judge
+from tokensieve.reading import Reading, judge, moved
 from tokensieve.selection import pruning_plan, selection_plan
 from tokensieve.tasks import Record, Setup, Task
 
-CLASSIFICATION, LINEAR_PROBE = "zeroshot_classification", "linear_probe"
+CLASSIFICATION, LINEAR_PROBE, VQA = "zeroshot_classification", "linear_probe", "vqa"
 TASKS = {  # name: its file in tasks/ and its class there
     CLASSIFICATION: ("classification", "ClassificationTask"),
     "zeroshot_retrieval": ("retrieval", "RetrievalTask"),
     LINEAR_PROBE: ("linear_probe", "LinearProbeTask"),
     "image_caption_selection": ("caption_selection", "CaptionSelectionTask"),
     "captioning": ("captioning", "CaptioningTask"),
+    VQA: ("vqa", "VqaTask"),
 }
 S2_DEFAULT = "anchor(k=10,m=50,alpha=0.5)"
 DEFAULT_JOB = ("none", S2_DEFAULT, "random:60", "grid:60")
@@ -62,6 +63,9 @@ REPEATED: dict[str, Any] = {
     "custom_template_file": None,
     "load_clfs": [],
     "annotation_file": "",
+    "questions": None,
+    "annotations": None,
+    "images": None,
     "max_broken": 0.01,
 }
 # Flags that some tasks alone look at: which, and the default.
@@ -78,6 +82,12 @@ TASK_FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "feature_root": ((LINEAR_PROBE,), "features"),
     "save_clf": ((CLASSIFICATION,), None),
     "load_clfs": ((CLASSIFICATION,), []),
+    "questions": ((VQA,), None),
+    "annotations": ((VQA,), None),
+    "images": ((VQA,), None),
+    "vqa_prompt": ((VQA,), None),
+    "max_new_tokens": ((VQA,), 16),
+    "blind": ((VQA,), False),
 }
 
 
@@ -107,6 +117,7 @@ def _run(args: argparse.Namespace, here: World) -> list[Path]:
     plans = [Plan.parse(text) for text in (DEFAULT_JOB if bare else _plan_texts(args))]
     plans = list({str(plan): plan for plan in plans}.values())
     _check_weights(args, plans)
+    args = settled(args)
     template = args.output or os.path.join(DEFAULT_FOLDER if bare else "", results.DEFAULT_OUTPUT)
     device = find_device(args.device, here.local_rank)
     if here.size > 1 and any(name.startswith("tfds/") for name in sources.names(args.dataset)):
@@ -138,6 +149,9 @@ def _load(job: Job, args: argparse.Namespace, device: torch.device) -> Loaded:
     if args.skip_load:
         return Loaded(model=None, transform=_as_it_is, tokenizer=_no_tokenizer, fingerprint="")
     names = (job.model, job.pretrained)
+    if args.model_type == "vlm":
+        dtype = torch.float32 if args.amp is False else None
+        return load_vlm.load(job.model, device, dtype, cache_dir=args.model_cache_dir, revision=job.pretrained)
     return load.load(*names, model_type=args.model_type, cache_dir=args.model_cache_dir, device=device)
 
 
@@ -150,6 +164,36 @@ def _no_tokenizer(texts: list[str]) -> Any:
 
 
 # ------------------------------------------------------------------------------------------------- what the arguments mean
+
+
+def settled(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments with what others decide filled in: questions need a model that answers, such a model needs questions."""
+    made = copy.copy(args)
+    ours = load_vlm.EMBEDDED in (args.model or [])
+    if not args.dataset and (args.task == VQA or args.model_type == "vlm" or ours):
+        made.dataset = ["embedded-questions"]
+    tasks = {name: sources.task_of(name) if args.task == "auto" else args.task for name in sources.names(made.dataset)}
+    for name, task in tasks.items():
+        if (task == VQA) != sources.asks(name):
+            what, use = ("no questions", "--dataset embedded-questions") if task == VQA else ("questions", f"--task {VQA}")
+            raise UserError(f"{name} has {what}, so the task cannot be {task}: give {use}.")
+    if VQA not in tasks.values():
+        if args.model_type == "vlm" or ours:
+            raise UserError(
+                f"a vision-language model answers questions: give --dataset embedded-questions, not {', '.join(tasks)}."
+            )
+    elif len(set(tasks.values())) > 1:
+        others = [name for name in tasks if not sources.asks(name)]
+        raise UserError(
+            f"questions need a model that answers, {', '.join(others)} one that compares: run them one after another."
+        )
+    elif args.model_type not in ("open_clip", "vlm"):
+        raise UserError(f"--model_type {args.model_type}: the task {VQA} needs vlm; leave --model_type out.")
+    elif args.token_fusion != "cls":
+        raise UserError(f"--token_fusion {args.token_fusion} makes image features, and the task {VQA} has none; leave it out.")
+    else:
+        made.model_type = "vlm"
+    return made
 
 
 def _plan_flags(args: argparse.Namespace) -> bool:
@@ -210,7 +254,7 @@ def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) ->
     jobs: list[Job] = []
     owner: dict[Path, str] = {}
     for (model, pretrained), dataset, language in dict.fromkeys(product(models, datasets, args.language)):
-        names = _names(model, pretrained, dataset, language, tasks[dataset])
+        names = _names(model, pretrained, dataset, language, f"{tasks[dataset]}{'_blind' * args.blind}")
         files = {}
         for plan in map(str, plans):
             path = results.result_path(template, plan=plan, several_plans=len(plans) > 1, **names)
@@ -242,7 +286,7 @@ def _names(model: str, pretrained: str, dataset: str, language: str, task: str) 
         "pretrained": os.path.basename(pretrained) if is_file else pretrained.replace("/", "_"),
         "pretrained_full_path": pretrained.replace("/", "_"),
         "task": task,
-        "dataset": dataset.removeprefix("wds/").replace("/", "_"),
+        "dataset": Path(dataset).stem if dataset.startswith("jsonl:") else dataset.removeprefix("wds/").replace("/", "_"),
         "language": language,
     }
 
@@ -281,7 +325,8 @@ def run_job(
     """One task on one data set under all plans; the files that were written (by process 0)."""
     started = time.perf_counter()
     show = args.verbose and here.leads
-    amp = device.type == "cuda" if args.amp is None else args.amp
+    amp = device.type == "cuda" and args.model_type != "vlm" if args.amp is None else args.amp
+    weights = next((p.dtype for p in loaded.model.parameters()), torch.float32) if args.model_type == "vlm" else torch.float32
 
     def precision() -> AbstractContextManager[Any]:
         return torch.autocast(device.type, enabled=amp)
@@ -300,8 +345,8 @@ def run_job(
         "split": args.split,
         "limit": args.limit,
         "device": str(device),
-        "dtype": str(torch.get_autocast_dtype(device.type) if amp else torch.float32).removeprefix("torch."),
-        "amp": amp,
+        "dtype": str(torch.get_autocast_dtype(device.type) if amp else weights).removeprefix("torch."),
+        "amp": args.amp if args.model_type == "vlm" else amp,
         "batch_size": args.batch_size,
         "workers": max(streamed) if streamed else None,  # they set the order of a stream
         **task.settings(),
@@ -321,7 +366,7 @@ def run_job(
         if not plans:
             return []
     _tell_what_is_not_done(arms, job, args.strict, say)
-    none = Arm(loaded.model, Plan.parse("none"), 0, precision, act=task.act)
+    none = Arm(loaded.model, Plan.parse("none"), 0, precision, act=task.act, once=task.once)
     full = next((arm for arm in arms if arm.plan.is_identity and arm.fusion.kind == "cls"), none)
 
     kept = {(text, split): task.stored(keys[text], split) for text in map(str, plans) for split in data} if here.leads else {}
@@ -344,7 +389,11 @@ def run_job(
             say(note)
 
     rows = []
-    made = _no_model(plans) if args.skip_load else reductions(arms, full, _an_image(passes, data, device))
+    if args.skip_load:
+        made = _no_model(plans)
+    else:
+        sample = _a_sample(data, device)
+        made = reductions(arms, full, sample, task.tokens(sample), task.language_model())
     for text, reduction in zip(map(str, plans), made, strict=True):
         records, samples, broken = {}, {}, 0
         for split, done in passes.items():
@@ -441,7 +490,7 @@ def _arms(
     arms = []
     for plan in plans:
         weights = args.weights if any(step.method.part for step in plan.steps) else None
-        arms.append(Arm(loaded.model, plan, args.seed, precision, weights=weights, fusion=fusion, act=task.act))
+        arms.append(Arm(loaded.model, plan, args.seed, precision, weights=weights, fusion=fusion, act=task.act, once=task.once))
     return arms
 
 
@@ -466,7 +515,6 @@ class Done:
     records: dict[str, list[Record]]  # by the plan's text
     n_samples: int
     broken: list[Broken]
-    first_image: Tensor | None
 
 
 def _pass_over(
@@ -483,7 +531,7 @@ def _pass_over(
 ) -> Done:
     """Every batch under every plan, beginning with another each time; process 0 has the records of all, in order."""
     if not arms:
-        return Done({}, 0, [], None)
+        return Done({}, 0, [])
     reading = Reading(source, f"{job.dataset} ({split})" if split != "test" else job.dataset, args.max_broken, here)
     title = f"{job.model} on {reading.data}" if show else None
     batches = reading.batches(args.batch_size, args.num_workers, device, title)
@@ -493,19 +541,18 @@ def _pass_over(
             for turn, batch in enumerate(batches if full in arms else _timing_full(batches, full, arms)):
                 order = [(turn + place) % len(arms) for place in range(len(arms))]  # nobody always pays for the cold cache
                 encoders = [partial(arms[which], samples=batch.samples) for which in order]
-                assert batch.images is not None
                 made = task.batch(split, batch.images, batch.targets, encoders)
                 mine.append((batch.number, [made[order.index(which)] for which in range(len(arms))]))
     except torch.OutOfMemoryError as error:
         raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
     gathered = here.gather((mine, reading.n_samples, reading.broken))
     if gathered is None:
-        return Done({}, 0, [], None)
+        return Done({}, 0, [])
     n_samples, broken = sum(n for _, n, _ in gathered), [sample for *_, some in gathered for sample in some]
     judge(broken, n_samples, n_samples + len(broken), args.max_broken, reading.data)
     ordered = sorted((entry for entries, *_ in gathered for entry in entries), key=lambda entry: entry[0])
     records = {str(arm.plan): [made[place] for _, made in ordered] for place, arm in enumerate(arms)}
-    return Done(records, n_samples, broken, reading.first_image)
+    return Done(records, n_samples, broken)
 
 
 def _timing_full(batches: Iterator[Batch], full: Arm, arms: Sequence[Arm]) -> Iterator[Batch]:
@@ -513,18 +560,19 @@ def _timing_full(batches: Iterator[Batch], full: Arm, arms: Sequence[Arm]) -> It
     for batch in batches:
         yield batch
         if full.seconds <= FULL_SHARE * sum(arm.seconds for arm in arms):
-            assert batch.images is not None
-            full(batch.images.flatten(0, -4))
+            full(_flat(batch.images))
 
 
-def _an_image(passes: dict[str, Done], data: dict[str, Source], device: torch.device) -> Tensor:
-    """One image (1,3,h,w) to count operations with; read again where all features were there already."""
-    for done in passes.values():
-        if done.first_image is not None:
-            return done.first_image
+def _flat(inputs: Inputs) -> Inputs:
+    """Images (B,n,3,h,w) one after another (B n,3,h,w); others, and what is no images alone, as it is."""
+    return inputs.flatten(0, -4) if isinstance(inputs, Tensor) else inputs
+
+
+def _a_sample(data: dict[str, Source], device: torch.device) -> Inputs:
+    """The first image (1,3,h,w) or the first question, to count operations with."""
     source = next(iter(data.values()))
-    image = next(batch.images for batch in source.loader(1, 0) if batch.images is not None)
-    return image.flatten(0, -4)[:1].to(device)
+    found = _flat(next(batch.images for batch in source.loader(1, 0) if batch.images is not None))
+    return moved(found[:1] if isinstance(found, Tensor) else found, device)
 
 
 def _no_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:

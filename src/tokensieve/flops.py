@@ -6,10 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 
 def gflops(run: Callable[[], Any]) -> float:
-    """GFLOPs of one call, by torch's counter.
+    """GFLOPs of one call, by torch's counter."""
+    return gflops_within(run, None, None)[0]
+
+
+def gflops_within(run: Callable[[], Any], model: nn.Module | None, part: nn.Module | None) -> tuple[float, float]:
+    """GFLOPs of one call, and how many of them a part of the model makes.
 
     The fast path of nn.MultiheadAttention counts as 0 (open_clip's ViT-B-32 would show 5.9 instead of 8.8), so it is
     off while counting.
@@ -23,4 +29,7 @@ def gflops(run: Callable[[], Any]) -> float:
             run()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return counter.get_total_flops() / 1e9
+    names = [name for name, module in model.named_modules() if module is part] if model is not None and part is not None else []
+    counts = counter.get_flop_counts()
+    inside = sum(sum(counts.get(f"{type(model).__name__}.{name}", {}).values()) for name in names)
+    return counter.get_total_flops() / 1e9, inside / 1e9

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from tokensieve.data.sources import Batch, Broken, Source
+from tokensieve.data.sources import Batch, Broken, Inputs, Source
 from tokensieve.distributed import World
 from tokensieve.errors import UserError
 
@@ -21,7 +21,6 @@ class Reading:
         self.source, self.data, self.max_broken, self.world = source, data, max_broken, world
         self.broken: list[Broken] = []
         self.n_samples = 0
-        self.first_image: Tensor | None = None  # (1,3,h,w)
 
     def batches(self, batch_size: int, num_workers: int, device: torch.device, title: str | None) -> Iterator[Batch]:
         """Every batch of this process that holds an image, images on the device; progress under the title."""
@@ -34,10 +33,7 @@ class Reading:
                 if batch.images is None:
                     progress.update(len(batch.broken))
                     continue
-                images = batch.images.to(device, non_blocking=True)
-                if self.first_image is None:
-                    self.first_image = images.flatten(0, -4)[:1].clone()
-                yield batch._replace(images=images)
+                yield batch._replace(images=moved(batch.images, device))
                 progress.update(len(batch.broken) + len(batch.samples))
 
     def _count(self, batch: Batch) -> None:
@@ -48,6 +44,13 @@ class Reading:
         self.n_samples += 0 if batch.images is None else len(batch.samples)
         if self.source.size is not None and len(self.broken) > self.max_broken * self.source.size:
             judge(self.broken, self.n_samples, self.source.size, self.max_broken, self.data)
+
+
+def moved(inputs: Inputs, device: torch.device) -> Inputs:
+    """What a model takes, on the device."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(device, non_blocking=True)
+    return {name: value.to(device, non_blocking=True) for name, value in inputs.items()}
 
 
 def judge(broken: Sequence[Broken], n_samples: int, total: int, max_broken: float, data: str) -> None:

@@ -30,8 +30,10 @@ MAIN = {  # the number that counts, by task: the first of these that a result ha
     "linear_probe": ("lp_acc1",),
     "image_caption_selection": ("acc",),
     "captioning": ("CIDEr",),
+    "vqa": ("vqa_score",),
 }
-SHARES = ("acc", "recall", "precision")  # metrics whose names hold one of these are shares, shown in percent
+# Metrics whose names hold one of these are shares, shown in percent.
+SHARES = ("acc", "recall", "precision", "vqa_score", "exact_match")
 CONTROLS = {"none": "full model", "random": "random (control)", "grid": "grid (control)", "pool": "pool (control)"}
 WORDS = 8  # so many points in a plot get their plan's text, more get its number in the table
 SCENES = [3 + 8 * number for number in range(100)]  # test scenes that are drawn, in this order
@@ -51,6 +53,9 @@ SETTINGS: dict[str, Any] = {
     "fewshot_epochs": 10,
     "fewshot_lr": 0.1,
     "normalize": True,
+    "vqa_prompt": None,
+    "max_new_tokens": 16,
+    "blind": False,
 }
 MARKS = ("amp", "classifiers", "weights", "data")
 FINGERPRINT = re.compile("[0-9a-f]{16,}")

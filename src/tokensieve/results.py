@@ -30,6 +30,7 @@ METRICS = (
     *("image_retrieval_recall@1", "text_retrieval_recall@1", "image_retrieval_recall@5", "text_retrieval_recall@5"),
     *("image_retrieval_recall@10", "text_retrieval_recall@10", "image_acc", "text_acc", "acc"),
     *("lp_acc1", "lp_acc5", "lp_mean_per_class_recall", "weight_decay", "epochs", "seed", "fewshot_k", "normalized"),
+    *("vqa_score", "exact_match"),
     *("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "SPICE"),
 )
 REDUCTION = (
@@ -43,8 +44,12 @@ REDUCTION = (
     "token_fusion_weight",
     "gflops",
     "gflops_full",
+    "gflops_llm",
+    "gflops_llm_full",
     "images_per_second",
     "images_per_second_full",
+    "seconds_per_question",
+    "seconds_per_question_full",
     "notes",
 )
 LAYER = ("layer", "tokens_in", "tokens_out")  # what the result says of each cut

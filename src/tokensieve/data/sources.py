@@ -1,8 +1,9 @@
 """Data sets by name: clip_benchmark's (built by that package), its wds/... form, and the embedded scenes; all in one shape.
 
-A sample is an image with a label or with a list of captions. An image that cannot be read does not end a run: it arrives as
-`Broken` and is counted. Class names and prompts come with the data; JSON files of the user's own replace them. Several
-processes share the batches of one: every batch is made of the same samples whoever reads it, and knows its place in the order.
+A sample is an image with a label, with a list of captions, or with a question (vqa.py). An image that cannot be read does not
+end a run: it arrives as `Broken` and is counted. Class names and prompts come with the data; JSON files of the user's own
+replace them. Several processes share the batches of one: every batch is made of the same samples whoever reads it, and knows
+its place in the order.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info, random_split
 
+from tokensieve.data import vqa
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.results import digest
 
-CLASSIFY, RETRIEVE, SELECT = "zeroshot_classification", "zeroshot_retrieval", "image_caption_selection"
+CLASSIFY, RETRIEVE, SELECT, ANSWER = "zeroshot_classification", "zeroshot_retrieval", "image_caption_selection", "vqa"
 CAPTION_TASKS = (RETRIEVE, SELECT, "captioning")  # the others need labels
 EMBEDDED = {  # what --task auto means for each
     "embedded": CLASSIFY,
@@ -56,6 +58,7 @@ PREFIXES = ("wds/", "tfds/", "vtab/")
 HOSTS = ("huggingface.co", "github.com", "image-net.org", "pytorch.org")  # if none of them answers, there is no network
 IMAGE_SUFFIXES = ("webp", "png", "jpg", "jpeg")
 
+Inputs = Any  # images: Tensor (B,3,h,w), or (B,n,3,h,w) with n a sample; or tensors by name, as a processor makes them
 Templates = Sequence[str] | Mapping[str, Sequence[str]]
 
 
@@ -70,19 +73,24 @@ class Broken(NamedTuple):
 class Batch(NamedTuple):
     """What the loader gives: the readable samples of one batch (images and targets are None if there are none), and the others.
 
-    images (B,3,h,w), or (B,n,3,h,w) with n images a sample; targets (B,) or (B,C), or B lists of captions
+    targets: (B,) or (B,C), or B lists of captions, or what the source's `join` makes of them
     """
 
-    images: Tensor | None
+    images: Inputs | None
     targets: Any
     broken: list[Broken]
     number: int  # the batch's place in the order of a single process, which may leave numbers out
     samples: Tensor  # (B,) int64, one number for each sample, the same whoever reads it and however
 
 
+def stacked(images: Sequence[Tensor], targets: Sequence[Any]) -> tuple[Tensor, Any]:
+    """Images (B,3,h,w) or (B,n,3,h,w), and labels (B,) or (B,C) or B lists of captions."""
+    return torch.stack(list(images)), list(targets) if isinstance(targets[0], list) else default_collate(list(targets))
+
+
 @dataclass
 class Source:
-    """A data set ready to be read: samples are (image tensor, label or list of captions) or Broken."""
+    """A data set ready to be read: samples are (image tensor, label or list of captions), or what `join` takes, or Broken."""
 
     samples: Dataset[Any] | Stream
     classes: list[str]
@@ -90,6 +98,7 @@ class Source:
     fingerprint: str
     most_workers: int | None = None  # more processes than this would stand idle
     captions: bool = False
+    join: Callable[[Sequence[Any], Sequence[Any]], tuple[Inputs, Any]] = stacked  # the samples of a batch as one
 
     def __len__(self) -> int:
         return len(self.samples)  # type: ignore[arg-type]
@@ -110,9 +119,9 @@ class Source:
         """
         batches: Dataset[Batch]
         if isinstance(self.samples, Stream):
-            batches = _StreamBatches(self.samples, batch_size, rank, world)
+            batches = _StreamBatches(self.samples, batch_size, rank, world, self.join)
         else:
-            batches = _Batches(self.samples, batch_size, rank, world)
+            batches = _Batches(self.samples, batch_size, rank, world, self.join)
         return DataLoader(
             batches,
             batch_size=None,
@@ -163,7 +172,7 @@ def names(given: Sequence[str] | None) -> list[str]:
     for name in given or ["embedded"]:
         if os.path.isfile(name):
             found.extend(line.strip() for line in read_list(name, "--dataset") if line.strip())
-        elif name in EMBEDDED or name in CLASSIFICATION:
+        elif name in EMBEDDED or name in CLASSIFICATION or asks(name):
             found.append(name)
         else:
             from clip_benchmark.datasets.builder import dataset_collection
@@ -176,16 +185,23 @@ def names(given: Sequence[str] | None) -> list[str]:
 
 def check(name: str) -> None:
     """A UserError if nothing of that name is known."""
-    known = (*EMBEDDED, *CLASSIFICATION, *CAPTIONS)
-    if name not in known and not name.startswith(PREFIXES):
+    known = (*EMBEDDED, *CLASSIFICATION, *CAPTIONS, *vqa.NAMES)
+    if name not in known and not name.startswith((*PREFIXES, vqa.PREFIX)):
         raise UserError(
             f"there is no data set {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}, "
-            f"and wds/NAME, tfds/NAME, vtab/NAME."
+            f"and wds/NAME, tfds/NAME, vtab/NAME, jsonl:FILE (questions)."
         )
+
+
+def asks(name: str) -> bool:
+    """Whether the data set is one of questions."""
+    return name in vqa.NAMES or name.startswith(vqa.PREFIX)
 
 
 def task_of(name: str) -> str:
     """The task that --task auto means for this data set."""
+    if asks(name):
+        return ANSWER
     if name in EMBEDDED:
         return EMBEDDED[name]
     from clip_benchmark.datasets.builder import get_dataset_default_task
@@ -211,6 +227,15 @@ def _check_task(name: str, captions: bool, task: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- building
 
 
+def folder_of(name: str, root: str) -> str:
+    """--dataset_root with the data set's name filled in."""
+    short = name.removeprefix("wds/")
+    try:
+        return root.format(dataset=short, dataset_cleaned=short.replace("/", "-"))
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(f"--dataset_root {root!r} may only hold {{dataset}} and {{dataset_cleaned}}.") from error
+
+
 def build(
     name: str,
     transform: Callable[[Any], Tensor],
@@ -230,12 +255,7 @@ def build(
     root may hold {dataset} and {dataset_cleaned}. limit: only the first samples. annotation_file: the captions of
     mscoco_captions, flickr30k and flickr8k. Class names and prompts are demanded for zero-shot classification only.
     """
-    short = name.removeprefix("wds/")
-    try:
-        folder = root.format(dataset=short, dataset_cleaned=short.replace("/", "-"))
-    except (KeyError, IndexError, ValueError) as error:
-        raise UserError(f"--dataset_root {root!r} may only hold {{dataset}} and {{dataset_cleaned}}.") from error
-
+    short, folder = name.removeprefix("wds/"), folder_of(name, root)
     if not name.startswith("wds/"):  # shards tell themselves what they hold
         _check_task(name, name in CAPTIONS or EMBEDDED.get(name) in CAPTION_TASKS, task)
     if name in EMBEDDED:
@@ -621,8 +641,8 @@ class WebSamples(Stream):
 class _Batches(Dataset[Batch]):
     """One process's batches of a data set with a length: the process takes its turn with the others, batch by batch."""
 
-    def __init__(self, samples: Any, size: int, rank: int, world: int) -> None:
-        self.samples, self.size = samples, size
+    def __init__(self, samples: Any, size: int, rank: int, world: int, join: Any) -> None:
+        self.samples, self.size, self.join = samples, size, join
         self.numbers = range(rank, -(-len(samples) // size), world)
         self.names = samples.indices if isinstance(samples, _Chosen) else range(len(samples))
 
@@ -632,7 +652,8 @@ class _Batches(Dataset[Batch]):
     def __getitem__(self, place: int) -> Batch:
         number = self.numbers[place]
         indices = range(number * self.size, min((number + 1) * self.size, len(self.samples)))
-        return collate([self.samples[index] for index in indices], number, [self.names[index] for index in indices])
+        names = [self.names[index] for index in indices]
+        return collate([self.samples[index] for index in indices], number, names, self.join)
 
 
 class _StreamBatches(IterableDataset[Batch]):
@@ -641,8 +662,8 @@ class _StreamBatches(IterableDataset[Batch]):
     A DataLoader asks its workers in turn, so (turn, worker) is the order in which a single process would get them.
     """
 
-    def __init__(self, samples: Stream, size: int, rank: int, world: int) -> None:
-        self.samples, self.size, self.rank, self.world = samples, size, rank, world
+    def __init__(self, samples: Stream, size: int, rank: int, world: int, join: Any) -> None:
+        self.samples, self.size, self.rank, self.world, self.join = samples, size, rank, world, join
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = _worker()
@@ -654,7 +675,8 @@ class _StreamBatches(IterableDataset[Batch]):
             fatal = any(isinstance(sample, Broken) and sample.fatal for _, sample in chunk)  # every process must hear of it
             if turn % self.world == self.rank or fatal:
                 names, samples = zip(*chunk, strict=True)
-                yield collate([self.samples.decoded(sample) for sample in samples], turn * workers + worker, names)
+                decoded = [self.samples.decoded(sample) for sample in samples]
+                yield collate(decoded, turn * workers + worker, names, self.join)
 
 
 def _worker() -> tuple[int, int]:
@@ -663,7 +685,7 @@ def _worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info else (0, 1)
 
 
-def collate(samples: Sequence[Any], number: int, names: Sequence[int]) -> Batch:
+def collate(samples: Sequence[Any], number: int, names: Sequence[int], join: Any = stacked) -> Batch:
     """One batch of the readable samples, and the list of the others."""
     broken = [sample for sample in samples if isinstance(sample, Broken)]
     readable = [(name, *sample) for name, sample in zip(names, samples, strict=True) if not isinstance(sample, Broken)]
@@ -671,12 +693,11 @@ def collate(samples: Sequence[Any], number: int, names: Sequence[int]) -> Batch:
         return Batch(None, None, broken, number, torch.empty(0, dtype=torch.int64))
     kept, images, targets = zip(*readable, strict=True)
     try:
-        stacked = torch.stack(images)
-        labels = list(targets) if isinstance(targets[0], list) else default_collate(list(targets))
+        joined, labels = join(images, targets)
     except RuntimeError as error:  # torch's word for tensors that cannot be stacked
         reason = f"its images or its labels differ in shape ({error})"
         return Batch(None, None, [Broken("a batch", reason, fatal=True)], number, torch.empty(0, dtype=torch.int64))
-    return Batch(stacked, labels, broken, number, torch.tensor(kept))
+    return Batch(joined, labels, broken, number, torch.tensor(kept))
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -6,6 +6,7 @@ is asked only if a connection to it opens. What --model and --pretrained mean:
     open_clip   a name of open_clip's list; a tag, a file, or "" for random weights
     hf          a folder, or an id on the Hub; the revision on the Hub, "" for the main one (load_hf.py)
     timm        a name of timm's list; a tag, a file, or "" for random weights, unless the name ends in .TAG (load_timm.py)
+    vlm         a folder, or an id on the Hub, or ours; the revision on the Hub, "" for the main one (load_vlm.py)
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def pairs(
     """(model, weights) of every run: --pretrained_model if given, else every --model with every --pretrained."""
     from tokensieve import embedded
 
-    if model_type in EXAMPLES:
+    if model_type == "vlm":
+        model = model or [embedded.LLAVA]
+    if model_type in (*EXAMPLES, "vlm"):
         if pretrained_model:
             raise UserError(f"--pretrained_model names open_clip models; with --model_type {model_type} use --model.")
         if not model:
@@ -94,8 +97,10 @@ def _pair(text: str, where: str, collections: list[str] | None = None) -> tuple[
 def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
     """A UserError if there is no such model or no such weights for it; nothing is loaded."""
     from tokensieve import embedded
-    from tokensieve.models import load_hf, load_timm
+    from tokensieve.models import load_hf, load_timm, load_vlm
 
+    if model_type == "vlm":
+        return load_vlm.check(model, pretrained)
     if model_type == "hf":
         return load_hf.check(model, pretrained)
     if model_type == "timm":
@@ -149,8 +154,10 @@ def load(
     device: torch.device | str = "cpu",
 ) -> Loaded:
     """The model by its name, with its transform and tokenizer, in evaluation mode on the device."""
-    from tokensieve.models import load_hf, load_timm
+    from tokensieve.models import load_hf, load_timm, load_vlm
 
+    if model_type == "vlm":
+        return load_vlm.load(model, device, cache_dir=cache_dir, revision=pretrained)
     check(model, pretrained, model_type)
     if model_type == "ja_clip":
         return _load_japanese(pretrained, cache_dir, device)

@@ -53,7 +53,7 @@ def check(model: str, pretrained: str) -> None:
 def load(model: str, pretrained: str, cache_dir: str | None, device: torch.device | str) -> Loaded:
     """The model with its processor as the transform, and its tokenizer where it has a text tower."""
     where = _where(model, pretrained, cache_dir)
-    with remarks() as notes, _quiet(), explained(model, pretrained):
+    with remarks() as notes, quiet(), explained(model, pretrained):
         config = _config(model, where)
         built = _build(model, config, where).to(device).eval()
         transform, remark = _transform(model, config, where)
@@ -79,7 +79,7 @@ def architecture(model: str, pretrained: str = "", image_size: int | None = None
         raise UserError(f"--model {model} is no folder, no Hub id and none of {known}.{did_you_mean(model, ARCHITECTURES)}")
     check(model, pretrained)
     where = _where(model, pretrained, None)
-    with remarks(), _quiet(), explained(model, pretrained):
+    with remarks(), quiet(), explained(model, pretrained):
         config = _config(model, where)
         if image_size is None:
             return _build(model, config, where)
@@ -211,7 +211,7 @@ def _tokenizer(model: str, config: Any, where: dict[str, Any]) -> Callable[[list
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars of transformers while it loads."""
     from transformers.utils import logging
 

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from tokensieve.data.sources import Broken, Source
+from tokensieve.data.sources import Broken, Inputs, Source
+from tokensieve.errors import Uncuttable
+from tokensieve.models import open_tower
 from tokensieve.models.load import Loaded
 
-Encode = Callable[[Tensor], Any]  # images (B,3,h,w) -> features (B,E) under one plan, or what the task's `act` makes of them
+Encode = Callable[[Inputs], Any]  # images (B,3,h,w) -> features (B,E) under one plan, or what the task's `act` makes of them
 Record = Any  # what is kept of one batch under one plan: CPU tensors and plain values, small
 
 
@@ -56,7 +58,8 @@ class Task:
     name: str
     metric: str  # the number that tables and plots show
     setup: Setup
-    act: Callable[[Any, Tensor], Any] | None = None  # (model, images): what is run instead of encoding the images
+    act: Callable[[Any, Inputs], Any] | None = None  # (model, images): what is run instead of encoding the images
+    once: Callable[[Any, Inputs], Any] | None = None  # (model, a sample): what operations are counted of, if not encoding
 
     def sources(self) -> dict[str, Source]:
         """What is read, in this order, by a name for each pass."""
@@ -69,13 +72,25 @@ class Task:
     def prepare(self) -> None:
         """What takes time before the first batch; called once it is known that there is something to do."""
 
-    def batch(self, split: str, images: Tensor, targets: Any, encoders: Sequence[Encode]) -> list[Record]:
+    def batch(self, split: str, images: Inputs, targets: Any, encoders: Sequence[Encode]) -> list[Record]:
         """One record a plan; `targets` is (B,) or (B,C) for labels and a list of B lists of strings for captions."""
         raise NotImplementedError
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         """The numbers of one plan, and their standard errors as NAME_stderr, from the records of every pass in order."""
         raise NotImplementedError
+
+    def tokens(self, sample: Inputs) -> int | None:
+        """How many tokens a plan could cut of a sample's image; None if the model has none that can be cut."""
+        try:
+            h, w = open_tower(self.setup.loaded.model).grid
+        except Uncuttable:
+            return None
+        return h * w
+
+    def language_model(self) -> nn.Module | None:
+        """The part of the model that reads image and text, if there is one: its operations are told apart."""
+        return None
 
     @property
     def weights(self) -> str:
