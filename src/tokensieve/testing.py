@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from tokensieve.core import Reduction, View
+from tokensieve.core import Question, Reduction, View
 from tokensieve.methods import Method, describe, get_method
 from tokensieve.plan import Budget, make_step
 from tokensieve.rest import settle
@@ -42,6 +42,7 @@ def make_view(
         sizes=sizes,
         samples=torch.arange(batch) + 7,
         seed=seed,
+        question=Question(draw(batch, 5, width), torch.arange(5) < 3 + torch.arange(batch)[:, None] % 3),
     )
 
 
@@ -62,6 +63,8 @@ def decide(method: Method, view: View, keep: int, rest: str = "drop") -> Reducti
     """What the plumbing makes of the method's answer at this view; a part that is missing is a fresh one, in evaluation."""
     if method.part is not None and view.part is None:
         view = replace(view, part=fresh_part(method, view.tokens.shape[2]))
+    if not view.place and hasattr(view.part, "places"):
+        view = replace(view, place=view.part.places()[0])
     step = make_step(method, None, Budget.parse(str(keep)), {"rest": rest} if method.selects and rest != "drop" else {})
     return settle(view, method.decide(view, keep, **step.arguments()), rest)
 
@@ -90,6 +93,7 @@ def one_image(view: View, b: int) -> View:
         attention=attention,
         sizes=None if view.sizes is None else view.sizes[part],
         samples=None if view.samples is None else view.samples[part],
+        question=None if view.question is None else view.question.rows(torch.tensor([b])),
     )
 
 

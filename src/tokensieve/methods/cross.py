@@ -1,0 +1,141 @@
+"""Pruner heads inside the language model: a small network at each pruning layer tells which vision tokens the question needs.
+
+    v = vision W_v,  w = question W_w                       both to d_internal
+    h = v + attention(v asks, the question's words answer)  several heads; one more word stands for "none of them"
+    logit = MLP(norm(h))                                    (B, N), one head of weights for each layer
+
+In training a token stays with probability sigmoid((logit + g) / T), g the difference of two Gumbel numbers. Nothing is
+dropped: the logarithm of the probability is added to the attention logits of that token from this layer on, which is where
+dropping acts. (A factor of the hidden state would be undone by the next layer's norm.) In use the best K by logit stay and the
+others are gone; as the probabilities become 0 and 1, the one becomes the other.
+
+The heads see the question only, never the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokensieve.core import Question, Reduction, View
+from tokensieve.errors import UserError
+from tokensieve.methods import method
+from tokensieve.scoring import full_precision, top
+
+
+class Head(nn.Module):
+    """Vision tokens (B, N, D) and the question's words (B, T, D) -> logits of staying (B, N)."""
+
+    def __init__(self, width: int, d_internal: int, heads: int, stays: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.vision_norm, self.question_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.vision, self.question = nn.Linear(width, d_internal), nn.Linear(width, d_internal)
+        self.nothing = nn.Parameter(torch.randn(1, 1, d_internal))
+        self.q, self.k, self.v, self.o = (nn.Linear(d_internal, d_internal, bias=False) for _ in range(4))
+        self.norm = nn.LayerNorm(d_internal)
+        self.hidden, self.out = nn.Linear(d_internal, d_internal), nn.Linear(d_internal, 1)
+        nn.init.normal_(self.out.weight, std=0.1 * d_internal**-0.5)
+        nn.init.constant_(self.out.bias, math.log(stays / (1 - stays)))  # begins with the right number of tokens
+
+    def forward(self, tokens: Tensor, question: Question | None) -> Tensor:
+        v = self.vision(self.vision_norm(tokens.float()))  # (B, N, d_internal)
+        words = self.nothing.expand(len(v), -1, -1)
+        mask = None
+        if question is not None:
+            words = torch.cat([words, self.question(self.question_norm(question.tokens.float()))], dim=1)
+            mask = F.pad(question.mask, (1, 0), value=True)[:, None, None]  # (B, 1, 1, 1+T)
+        q, k, heard = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.q(v), self.k(words), self.v(words)))
+        heard = F.scaled_dot_product_attention(q, k, heard, attn_mask=mask).transpose(1, 2).flatten(2)
+        return self.out(F.gelu(self.hidden(self.norm(v + self.o(heard)))))[..., 0]
+
+
+class Heads(nn.Module):
+    """One Head for each pruning layer. keep: tokens it is trained to leave at each; arriving: tokens before the first."""
+
+    temperature: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        layers: Sequence[int] = (0,),
+        d_internal: int = 512,
+        heads: int = 4,
+        keep: Sequence[int] = (),
+        arriving: int | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if d_internal % heads:
+            raise UserError(f"cross: d_internal={d_internal} cannot be divided among {heads} heads")
+        if keep and len(keep) != len(layers):
+            raise UserError(f"cross: {len(layers)} layers and {len(keep)} counts of tokens; give one count for each layer")
+        self.width, self.layers, self.d_internal, self.heads, self.arriving = width, list(layers), d_internal, heads, arriving
+        self.keep = list(keep)
+        before = [arriving or 2 * keep[0], *keep] if keep else []
+        stays = [min(max(after / n, 0.05), 0.95) for n, after in zip(before, keep, strict=False)] or [0.5] * len(layers)
+        self.layer = nn.ModuleDict({str(n): Head(width, d_internal, heads, p) for n, p in zip(layers, stays, strict=True)})
+        self.register_buffer("temperature", torch.tensor(float(temperature)))
+        self.soft = False  # the soft path without noise, in evaluation
+        self.straight = False  # in training: hard forward, soft backward
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "width": self.width,
+            "layers": self.layers,
+            "d_internal": self.d_internal,
+            "heads": self.heads,
+            "keep": self.keep,
+            "arriving": self.arriving,
+            "temperature": float(self.temperature),
+        }
+
+    def budget(self, place: str) -> int | None:
+        """How many tokens it leaves at a layer where the plan gives no number."""
+        return dict(zip(self.places(), self.keep, strict=False)).get(place)
+
+    def places(self) -> list[str]:
+        return [f"llm.{layer}" for layer in self.layers]
+
+    @full_precision
+    def forward(self, view: View) -> Tensor:
+        if view.place not in self.places():
+            raise UserError(f"cross: no head for @{view.place}; these weights were trained for {', '.join(self.places())}")
+        return self.layer[view.place.removeprefix("llm.")](view.tokens, view.question)
+
+
+@method(
+    summary="trained heads in the language model drop the vision tokens that the question does not need (--weights)",
+    paper="tokensieve S4",
+    needs=("question",),
+    part=Heads,
+)
+def cross(view: View, keep: int) -> Reduction:
+    """The tokens whose logits are largest; in training all of them, with the probabilities of staying."""
+    part: Heads = view.part
+    logits = part(view)
+    if not (part.training or part.soft):
+        return Reduction.keep(top(logits, keep), view.n, scores=logits)
+    noisy = logits
+    if part.training:
+        noisy = logits + view.noise().clamp(1e-6, 1 - 1e-6).logit()
+    stays = F.logsigmoid(noisy / part.temperature)
+    if part.straight and part.training:
+        kept = torch.zeros_like(logits).scatter(1, top(logits.detach(), keep), 1.0)
+        stays = torch.where(kept > 0, 0.0, GONE) + stays - stays.detach()
+    everything = torch.arange(view.n, device=logits.device).expand(len(logits), -1)
+    return Reduction(index=everything, n=view.n, scores=logits, soft=stays.exp())
+
+
+GONE = -20.0  # logarithm of the probability that stands for 0
+
+
+def sparsity(soft: Tensor, keep: int) -> Tensor:
+    """The squared relative error of each image's expected number of tokens (B, N) -> the mean of it."""
+    return ((soft.float().sum(-1) - keep) / keep).square().mean()

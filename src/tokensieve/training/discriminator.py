@@ -1,0 +1,45 @@
+"""A small network tells hidden states of the full model (real) from those of the pruned one (fake), by the words of the text.
+
+The states of vision tokens are not compared: the pruned model has fewer of them. Every word's state is normalised, read by a
+small MLP, and the words are weighed by an attention of the network's own into one logit for each question.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokensieve.scoring import full_precision
+
+
+class Discriminator(nn.Module):
+    """States (B, L, D) and which of them are words (B, L) -> the logit of being the full model's (B,)."""
+
+    def __init__(self, width: int, hidden: int = 256) -> None:
+        super().__init__()
+        self.read = nn.Linear(width, hidden)
+        self.weigh = nn.Linear(hidden, 1, bias=False)  # a bias would be the same for all words
+        self.hidden = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, 1)
+
+    @full_precision
+    def forward(self, states: Tensor, words: Tensor) -> Tensor:
+        states = states.float().masked_fill(~words[..., None], 0.0)
+        seen = F.gelu(self.read(F.layer_norm(states, states.shape[-1:])))  # (B, L, hidden)
+        share = self.weigh(seen)[..., 0].masked_fill(~words, -torch.inf).softmax(-1)  # (B, L)
+        told = (share[:, None] @ seen)[:, 0]  # (B, hidden)
+        return self.out(F.gelu(self.hidden(told)))[..., 0]
+
+    def begin_anew(self, seed: int) -> None:
+        """Other random weights, the same ones for the same seed, and the global generators stay where they are."""
+        device = next(self.parameters()).device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            fresh = Discriminator(self.read.in_features, self.read.out_features)
+        self.load_state_dict({name: value.to(device) for name, value in fresh.state_dict().items()})
+
+
+def judge(logits: Tensor, real: bool) -> Tensor:
+    """The cross-entropy of calling these real, or fake."""
+    return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, float(real)))

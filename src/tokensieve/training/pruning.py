@@ -1,0 +1,585 @@
+"""A merger and pruner heads learn to serve a frozen LLaVA: with few vision tokens it shall answer as with all of them (S4).
+
+Every step runs the full model once (no gradient) and the pruned one once, on the same questions with their answers. The pruned
+one's hidden states at the words shall look like the full one's to a discriminator, and it shall say the right answer; the soft
+masks of the heads shall leave as many tokens as the targets say. Gradients go through the frozen model to merger and heads.
+
+What a step does depends on the seed and the step alone: batches, noise, and whether the discriminator begins anew. So a resumed
+run ends with the same bits. With several processes each takes its part of every batch, and gradients are averaged by one
+all-reduce for each group of weights; since every loss is a mean over questions, that is what one process does with a batch so
+many times as large.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from tokensieve import parts, results
+from tokensieve.config_pruning import EMBEDDED, PruningTraining
+from tokensieve.data import vqa
+from tokensieve.errors import UserError
+from tokensieve.handle import Handle
+from tokensieve.methods import cross, merger
+from tokensieve.methods.cross import Heads
+from tokensieve.methods.merger import Merger
+from tokensieve.models import load_vlm
+from tokensieve.models.vlm import open_vlm
+from tokensieve.plan import Plan
+from tokensieve.tasks import vqa as scoring
+from tokensieve.tasks.classification import share_stderr
+from tokensieve.training import checkpoint, loop
+from tokensieve.training.clip import deaf
+from tokensieve.training.discriminator import Discriminator, judge
+from tokensieve.training.log import loss_curve
+
+NO_ANSWER = -100
+PARTS = {"token_merger": "merger", "layer_pruners": "cross"}  # group of weights: the method whose part it is
+
+
+# --------------------------------------------------------------------------------------------------------------- batches
+
+
+@dataclass
+class Batch:
+    """Questions with their answers as the model takes them; padded on the left."""
+
+    inputs: dict[str, Tensor]  # input_ids, attention_mask (B, L), pixel_values
+    labels: Tensor  # (B, L), the token to be said next where that is one of the answer, else NO_ANSWER
+    question: Tensor  # (B, L), the prompt's words
+    words: Tensor  # (B, L), the prompt's and the answer's
+    numbers: Tensor  # (B,), which question of the run each is
+
+    def to(self, device: torch.device) -> Batch:
+        inputs = {name: value.to(device) for name, value in self.inputs.items()}
+        return Batch(inputs, *(x.to(device) for x in (self.labels, self.question, self.words, self.numbers)))
+
+
+class Batches(Dataset[Batch]):
+    """Item i is this process's share of batch `start + i`: the next questions of a shuffle that is new in every epoch."""
+
+    def __init__(
+        self, data: vqa.VqaData, collate: Collate, size: int, seed: int, rank: int, world: int, start: int, stop: int
+    ) -> None:
+        self.data, self.collate, self.size, self.seed, self.rank, self.world = data, collate, size, seed, rank, world
+        self.start, self.stop = start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, offset: int) -> Batch:
+        whole = self.size * self.world
+        index = self.start + offset
+        epoch, place = divmod(index, len(self.data) // whole)
+        order = np.random.default_rng([self.seed, epoch, 8]).permutation(len(self.data))
+        first = place * whole + self.rank * self.size
+        numbers = index * whole + self.rank * self.size + torch.arange(self.size)
+        return self.collate([self.data[int(i)] for i in order[first : first + self.size]], numbers)
+
+
+class Collate:
+    """Questions with answers -> Batch, by the model's own processor."""
+
+    def __init__(self, processor: Any, template: str, image_token: int, largest: int | None) -> None:
+        self.processor, self.template, self.image_token, self.largest = processor, template, image_token, largest
+
+    def __call__(self, items: Sequence[vqa.VqaItem], numbers: Tensor) -> Batch:
+        words = self.processor.tokenizer
+        prompts = [load_vlm.prompt(self.processor, self.template.replace("{question}", item.question)) for item in items]
+        told = [f"{prompt} {item.answer}" for prompt, item in zip(prompts, items, strict=True)]
+        images = [self._reduced(item.image) for item in items]
+        begun = bool(words.bos_token) and all(prompt.startswith(words.bos_token) for prompt in prompts)  # not twice
+        given = self.processor(images=images, text=told, padding=False, add_special_tokens=not begun)
+        rows = [[*row, words.eos_token_id] for row in given["input_ids"]]
+        asked = words(prompts, add_special_tokens=not begun)["input_ids"]  # each image is one token here
+        starts = [_shared(row, prompt, self.image_token) for row, prompt in zip(rows, asked, strict=True)]
+        length = max(map(len, rows))
+        ids = torch.full((len(rows), length), words.pad_token_id if words.pad_token_id is not None else words.eos_token_id)
+        real, said = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
+        for b, (row, start) in enumerate(zip(rows, starts, strict=True)):
+            ids[b, length - len(row) :] = torch.tensor(row)
+            real[b, length - len(row) :] = True
+            said[b, length - len(row) + start :] = True
+        following = F.pad(ids.masked_fill(~said, NO_ANSWER)[:, 1:], (0, 1), value=NO_ANSWER)
+        text = real & (ids != self.image_token)
+        pixels = torch.as_tensor(np.stack([np.asarray(x) for x in given["pixel_values"]]))
+        inputs = {"input_ids": ids, "attention_mask": real.long(), "pixel_values": pixels}
+        return Batch(inputs, following, text & ~said, text, numbers)
+
+    def _reduced(self, image: Image.Image) -> Image.Image:
+        if self.largest is not None and max(image.size) > self.largest:
+            image = image.copy()
+            image.thumbnail((self.largest, self.largest))
+        return image
+
+
+def _shared(row: Sequence[int], prompt: Sequence[int], image: int) -> int:
+    """How many tokens a row begins with that are the prompt's, in which every image has one token only."""
+    times = row.count(image) // max(1, prompt.count(image))
+    whole = [token for told in prompt for token in [told] * (times if told == image else 1)]
+    return next((i for i, (a, b) in enumerate(zip(row, whole, strict=False)) if a != b), min(len(row), len(whole)))
+
+
+# --------------------------------------------------------------------------------------------------------------- the learner
+
+
+class PruningLearner:
+    """The frozen model, the three groups of weights with their optimizers, and the questions: what the loop drives."""
+
+    better = ("accuracy_hard", "max")
+
+    def __init__(self, config: PruningTraining) -> None:
+        self.config, self.how, self.goal = config, config.trainer_settings.dl_settings, config.method_settings
+        self.accelerator = start_accelerator(self.how.device, self.how.mixed_precision, self.how.gradient_accumulation_steps)
+        self.device = self.accelerator.device
+        backbone = config.backbone_settings
+        self.train_data, self.val_data = read_data(config)
+        self.loaded = load_vlm.load(
+            backbone.name,
+            self.device,
+            dtype=backbone.dtype,
+            attn_implementation=backbone.attn_implementation,
+            cache_dir=backbone.cache_dir,
+        )
+        self.model: Any = self.loaded.model.requires_grad_(False).eval()
+        self.processor = self.loaded.processor
+        self.vision_tokens, self.depth = check_fit(config, self.model)
+        self.steps = self._count_steps()
+        torch.manual_seed(self.how.seed)
+        self.groups = self._make_parts()
+        self.parts = {PARTS[name]: part for name, part in self.groups.items() if name in PARTS}
+        self.plan = Plan.parse(self._plan())
+        self.handle = Handle(self.model, self.plan, self.how.seed, parts=self.parts)
+        self.optimizers = {
+            name: torch.optim.Adam(part.parameters(), lr=getattr(self.how.optimizers, name).lr)
+            for name, part in self.groups.items()
+        }
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.how.mixed_precision == "fp16")
+        self.template = scoring.BARE if config.dataset_settings.name == EMBEDDED else scoring.SHORT
+        self.collate = Collate(self.processor, self.template, self.model.config.image_token_id, self.goal.image_max_size)
+        self.seconds = 0.0
+        self.answered: dict[str, list[float]] = {}  # of the full model, which answers the same way at every evaluation
+        self._batches: Iterator[Batch] | None = None
+
+    def _plan(self) -> str:
+        steps = ["merger@out"] if "merger" in self.parts else []
+        if "cross" in self.parts:
+            steps.append("cross@llm." + ",".join(map(str, self.goal.pruning_layers)))
+        return " + ".join(steps)
+
+    def _make_parts(self) -> dict[str, nn.Module]:
+        """Merger, heads and discriminator, those that the file asks for."""
+        inner, goal, n = open_vlm(self.model), self.goal, self.vision_tokens
+        assert inner is not None
+        width, made = inner.decoder.width, dict[str, nn.Module]()
+        if goal.merger_type != "none":
+            assert inner.tower is not None
+            made["token_merger"] = Merger(
+                width=parts.width(inner.tower),
+                question_width=width,
+                kind=goal.merger_type,
+                hidden=goal.merger_hidden,
+                keep=goal.merged(n),
+                temperature=goal.temperature,
+            )
+        if goal.pruning_layers:
+            made["layer_pruners"] = Heads(
+                width=width,
+                layers=goal.pruning_layers,
+                d_internal=goal.pruner_d_internal,
+                heads=goal.pruner_num_heads,
+                keep=goal.target_prune_tokens,
+                arriving=goal.merged(n),
+                temperature=goal.temperature,
+            )
+        if goal.adv_loss_weight > 0:
+            made["discriminator"] = Discriminator(width, goal.disc_hidden)
+        return {name: part.to(self.device) for name, part in made.items()}
+
+    def _count_steps(self) -> int:
+        world, a_step = self.accelerator.num_processes, self.how.batch_size * self.how.gradient_accumulation_steps
+        whole = a_step * world
+        if len(self.train_data) < whole:
+            raise UserError(
+                f"{len(self.train_data)} training questions are less than a step of {whole} ({world} processes with batch_size "
+                f"{self.how.batch_size}, accumulated {self.how.gradient_accumulation_steps} times); lower batch_size"
+            )
+        steps = self.how.epochs * (len(self.train_data) // whole)
+        return min(steps, self.how.max_steps or steps)
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def step(self, index: int) -> dict[str, float]:
+        began = time.perf_counter()
+        often = self.how.gradient_accumulation_steps
+        if self._batches is None:
+            self._batches = self._loader(index * often)
+        temperature = self._begin(index)
+        told: dict[str, float] = {}
+        for _ in range(often):
+            numbers = self._learn(next(self._batches).to(self.device), often)
+            told = {name: told.get(name, 0.0) + value / often for name, value in numbers.items()}
+        self._move()
+        self.seconds += time.perf_counter() - began
+        return told | {"temperature": temperature}
+
+    def _begin(self, index: int) -> float:
+        """Temperature, learning rates, and now and then a new discriminator."""
+        temperature = self.goal.at(index, self.steps)
+        for part in self.parts.values():
+            part.train()
+            part.temperature.fill_(temperature)  # type: ignore[operator]
+        if "cross" in self.parts:
+            self.parts["cross"].straight = index >= round(self.steps * (1 - self.goal.hard_share))  # type: ignore[assignment]
+        drawn = np.random.default_rng([self.how.seed, index, 9]).random()
+        if "discriminator" in self.groups and drawn < self.goal.disc_reinit_prob:
+            critic = self.groups["discriminator"]
+            critic.begin_anew(int(np.random.default_rng([self.how.seed, index, 10]).integers(2**31)))  # type: ignore[operator]
+            self.optimizers["discriminator"].state.clear()
+        for name, optimizer in self.optimizers.items():
+            rate = 1.0 if name == "discriminator" else self.how.rate(index, self.steps)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * getattr(self.how.optimizers, name).lr
+            optimizer.zero_grad(set_to_none=True)
+        return temperature
+
+    def _learn(self, batch: Batch, often: int) -> dict[str, float]:
+        """The losses of one batch, their gradients added to the weights' own."""
+        with torch.no_grad(), self.accelerator.autocast():
+            real = self.model.model(**batch.inputs, use_cache=False).last_hidden_state  # (B, L, D)
+        self.handle.samples, self.handle.context = batch.numbers, {"question": batch.question}
+        with self.handle, self.accelerator.autocast():
+            fake = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
+            losses = self._answer_losses(real, fake, batch)
+        losses |= self._count_losses()
+        goal, critic = self.goal, self.groups.get("discriminator")
+        weights = {
+            "task_loss": goal.task_loss_weight,
+            "distill_loss": goal.distill_loss_weight,
+            "adv_loss": goal.adv_loss_weight,
+            "merge_sparsity_loss": goal.merge_sparsity_weight,
+            "mask_sparsity_loss": goal.prune_sparsity_weight,
+        }
+        odds: dict[str, float] = {}
+        if critic is not None:
+            critic.requires_grad_(False)  # it is asked, and learns nothing from it
+            losses["adv_loss"] = judge(critic(fake, batch.words), real=True)
+            critic.requires_grad_(True)
+        loss = torch.stack([weights[name] * value for name, value in losses.items() if name in weights]).sum()
+        self.scaler.scale(loss / often).backward()
+        if critic is not None:
+            on_real, on_fake = critic(real, batch.words), critic(fake.detach(), batch.words)
+            losses |= {"real_loss": judge(on_real, real=True), "fake_loss": judge(on_fake, real=False)}
+            self.scaler.scale((losses["real_loss"] + losses["fake_loss"]) / often).backward()
+            seen = {"disc_prob_real": on_real, "disc_prob_fake": on_fake}
+            odds = {name: float(logits.detach().sigmoid().mean()) for name, logits in seen.items()}
+        return {name: float(value.detach()) for name, value in losses.items()} | odds
+
+    def _answer_losses(self, real: Tensor, fake: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The mean over questions of the answer's cross-entropy, and of the divergence from what the full model says."""
+        head, said = self.model.get_output_embeddings(), batch.labels != NO_ANSWER
+        logits, owner = head(fake[said]).float(), said.nonzero()[:, 0]  # (answer tokens, words), (answer tokens,)
+        share = 1.0 / (said.sum(1)[owner] * len(said))  # of every answer, long or short, the same weight
+        losses = {"task_loss": (F.cross_entropy(logits, batch.labels[said], reduction="none") * share).sum()}
+        if self.goal.distill_loss_weight > 0:
+            meant = head(real[said]).float().log_softmax(-1)
+            apart = F.kl_div(logits.log_softmax(-1), meant, reduction="none", log_target=True).sum(-1)
+            losses["distill_loss"] = (apart * share).sum()
+        return losses
+
+    def _count_losses(self) -> dict[str, Tensor]:
+        """How far merger and heads are from the numbers of tokens they are to leave, and what they leave."""
+        losses: dict[str, Tensor] = {}
+        for _, made in self.handle.stages:
+            assert made.scores is not None
+            losses["merge_sparsity_loss"] = merger.sparsity(made.scores, made.k)
+        heads: Any = self.parts.get("cross")
+        stays: Any = 1.0  # (B, N), the probability of being there still
+        off: list[Tensor] = []
+        for place, made in self.handle.soft:
+            assert made.scores is not None and made.soft is not None
+            stays = stays * ((made.scores / heads.temperature).sigmoid() if heads.straight else made.soft)
+            off.append(cross.sparsity(stays, heads.budget(place)))
+            losses[f"tokens_{place}"] = stays.sum(-1).mean()
+        if off:
+            losses["mask_sparsity_loss"] = torch.stack(off).sum()
+        return losses
+
+    def _move(self) -> None:
+        """The groups' own steps, by gradients that are the mean of all processes'."""
+        for name, optimizer in self.optimizers.items():
+            weights = list(self.groups[name].parameters())
+            average([p.grad for p in weights if p.grad is not None], self.accelerator.num_processes)
+            self.scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(weights, self.how.clip)
+            self.scaler.step(optimizer)
+        self.scaler.update()
+
+    def _loader(self, start: int) -> Iterator[Batch]:
+        a, how = self.accelerator, self.how
+        stop = self.steps * how.gradient_accumulation_steps
+        data = Batches(self.train_data, self.collate, how.batch_size, how.seed, a.process_index, a.num_processes, start, stop)
+        return iter(
+            DataLoader(
+                data,
+                batch_size=None,
+                num_workers=how.num_workers,
+                worker_init_fn=deaf,
+                generator=torch.Generator(),  # its own, so that workers do not move the ones a checkpoint holds
+            )
+        )
+
+    # --- its state ------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "recipe": self.config.recipe() | {"processes": self.accelerator.num_processes},
+            "groups": {name: part.state_dict() for name, part in self.groups.items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "scaler": self.scaler.state_dict(),
+            "seconds": self.seconds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        now, begun = self.config.recipe() | {"processes": self.accelerator.num_processes}, state["recipe"]
+        if changed := list(_changed(begun, now)):
+            raise UserError(
+                f"the run was begun with other values of {', '.join(changed)}; "
+                "restore them in the configuration, or begin a new run with another --output"
+            )
+        self.take(state)
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.scaler.load_state_dict(state["scaler"])
+        self.seconds = state["seconds"]
+        self._batches = None
+
+    def take(self, state: dict[str, Any]) -> None:
+        """The weights of a state, and nothing else of it."""
+        for name, part in self.groups.items():
+            part.load_state_dict(state["groups"][name])
+
+    def exports(self) -> dict[str, dict[str, Tensor]]:
+        return {name: dict(part.state_dict()) for name, part in self.groups.items()}
+
+    # --- measuring ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, index: int) -> dict[str, float]:
+        """Accuracies of the full model, the soft path and the hard path on the validation questions; tokens and FLOPs."""
+        with self._still():
+            scores = self.answered | {"soft": self._score(soft=True), "hard": self._score(soft=False)}
+            if not self.answered:
+                scores["baseline"] = self._score(soft=None)
+                self.answered = {"baseline": scores["baseline"]}
+            told = {f"accuracy_{name}": sum(scores[name]) / len(scores[name]) for name in ("baseline", "soft", "hard")}
+            n = len(scores["hard"])
+            drop = torch.tensor(scores["hard"]) - torch.tensor(scores["baseline"])
+            told |= {"accuracy_drop": -float(drop.mean()), "accuracy_drop_stderr": float(drop.std()) / n**0.5 if n > 1 else 0.0}
+            told |= {"accuracy_hard_stderr": share_stderr(told["accuracy_hard"], n), "questions": n}
+            return told | self._costs()
+
+    def _score(self, soft: bool | None) -> list[float]:
+        """The score of every validation question, by soft masks, by hard ones, or (None) of the full model."""
+        a, data = self.accelerator, self.val_data
+        mine = [data[i] for i in range(a.process_index, len(data), a.num_processes)]
+        for part in self.parts.values():
+            part.soft = bool(soft)  # type: ignore[assignment]
+        with self.handle if soft is not None else _nothing():
+            answers = scoring.answer_questions(
+                self.model, self.processor, mine, self.how.eval_batch_size, self.how.max_new_tokens, self.template
+            )
+        for part in self.parts.values():
+            part.soft = False  # type: ignore[assignment]
+        found = [scoring.soft_score(answer, item.answers) for answer, item in zip(answers, mine, strict=True)]
+        if a.num_processes == 1:
+            return found
+        from accelerate.utils import gather_object  # type: ignore[import-untyped]
+
+        return list(gather_object(found))
+
+    @torch.no_grad()
+    def _costs(self) -> dict[str, float]:
+        """Vision tokens at every stage and FLOPs of the language model for one question, its heads included."""
+        one = self.collate([self.val_data[0]], torch.zeros(1, dtype=torch.long)).to(self.device)
+        full = language_gflops(self.model, one.inputs)
+        with self.handle:
+            pruned = language_gflops(self.model, one.inputs)
+        n = self.vision_tokens
+        after = {row.layer: row.tokens_out for row in self.handle.ledger}
+        merged = after.get("out", n)
+        by_layer, left = [], merged
+        for layer in range(self.depth):
+            left = after.get(f"llm.{layer}", left)
+            by_layer.append(left)
+        mean = sum(by_layer) / self.depth
+        return {
+            "avg_original_tokens": n,
+            "avg_merged_tokens": merged,
+            "keep_ratio_merge": merged / n,
+            **{f"tokens_after_layer_{layer}": by_layer[layer] for layer in self.goal.pruning_layers},
+            "avg_tokens_over_layers": mean,
+            "tokens_cut_over_layers": 1 - mean / n,
+            "tokens_cut_at_end": 1 - by_layer[-1] / n,
+            "llm_gflops_baseline": full,
+            "llm_gflops": pruned,
+            "llm_flops_cut": 1 - pruned / full,
+        }
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """Parts in evaluation, the question found by the plumbing; afterwards all is as it was in training."""
+        self.handle.context, self.handle.samples = {}, None
+        for part in self.parts.values():
+            part.eval()
+        try:
+            yield
+        finally:
+            for part in self.parts.values():
+                part.train()
+
+
+# ------------------------------------------------------------------------------------------------------------- before and after
+
+
+def start_accelerator(device: str | None, mixed_precision: str, often: int) -> Any:
+    """What knows of the other processes, the device and the number format."""
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+    on_cpu = device == "cpu" or (device is None and not torch.cuda.is_available() and not torch.backends.mps.is_available())
+    if mixed_precision == "fp16" and on_cpu:
+        raise UserError("mixed_precision: fp16 needs a GPU; on a CPU use bf16 or no")
+    return Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=often, cpu=on_cpu)
+
+
+def read_data(config: PruningTraining) -> tuple[vqa.VqaData, vqa.VqaData]:
+    """The training and the validation questions; a UserError names everything of both that is missing."""
+    given, found, wrong = config.dataset_settings, [], []
+    for split in ("train", "val"):
+        files = getattr(given, split)
+        try:
+            data = vqa.load(
+                given.name,
+                questions=files.questions,
+                annotations=files.annotations,
+                images=files.images,
+                split=files.split or split,
+                limit=files.limit,
+            )
+            data.check()
+            found.append(data)
+        except UserError as error:
+            wrong.append(f"dataset_settings.{split}: {error}")
+    if wrong:
+        raise UserError("; ".join(wrong))
+    return found[0], found[1]
+
+
+def check_fit(config: PruningTraining, model: Any) -> tuple[int, int]:
+    """Vision tokens of an image and layers of the language model; a UserError names all of the file that they cannot do."""
+    goal, inner = config.method_settings, open_vlm(model)
+    if inner is None:
+        raise UserError(
+            f"{type(model).__name__} is no vision-language model; backbone_settings.name: llava-hf/llava-1.5-7b-hf is one"
+        )
+    if inner.tower is None:
+        raise UserError(
+            f"{inner.family}: {inner.reason}; the number of its vision tokens is not fixed, so no counts can be trained for"
+        )
+    n, wrong = inner.tower.grid[0] * inner.tower.grid[1], []
+    if inner.decoder.implementation not in ("sdpa", "eager"):
+        wrong.append(
+            f"backbone_settings.attn_implementation: {inner.decoder.implementation} takes no soft masks; use sdpa or eager"
+        )
+    wrong += goal.check_counts(n, inner.decoder.depth)
+    if wrong:
+        raise UserError("; ".join(wrong))
+    return n, inner.decoder.depth
+
+
+def average(gradients: Sequence[Tensor], processes: int) -> None:
+    """Each gradient becomes its mean over all processes, by one message."""
+    if processes == 1 or not gradients:
+        return
+    import torch.distributed as dist
+
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= processes
+    for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def language_gflops(model: Any, inputs: dict[str, Tensor]) -> float:
+    """GFLOPs of the language model, and of what a plan does inside it, for one forward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.model(**inputs, use_cache=False)
+    counts = counter.get_flop_counts()
+    (name,) = (name for name in counts if name.endswith(".language_model"))
+    return sum(counts[name].values()) / 1e9
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _changed(begun: Any, now: Any, at: str = "") -> Iterable[str]:
+    """The keys whose values differ, with their sections."""
+    if not (isinstance(begun, dict) and isinstance(now, dict)):
+        if begun != now:
+            yield at
+        return
+    for key in {**begun, **now}:
+        yield from _changed(begun.get(key), now.get(key), f"{at}.{key}" if at else key)
+
+
+def export(learner: PruningLearner, run: Path) -> dict[str, Any]:
+    """Write the parts (those of the best evaluation), its numbers as result.json, and the card, which is returned."""
+    config = learner.config
+    best = checkpoint.load(run / loop.CHECKPOINTS / checkpoint.BEST)
+    learner.take(best.state["learner"])
+    evaluation = best.state["progress"]["evaluation"]
+    results.write_json(
+        run / "result.json", evaluation | {"step": best.step, "steps": learner.steps, "seconds": round(learner.seconds)}
+    )
+    trained = {
+        "model": learner.loaded.name,
+        "model_fingerprint": learner.loaded.fingerprint,
+        "dataset": config.dataset_settings.name,
+        "plans": [str(learner.plan)],
+        "steps": best.step,
+        "seed": learner.how.seed,
+    }
+    for name, part in learner.parts.items():
+        parts.save_part(run / f"{name}.safetensors", name, part, learner.model, trained)
+    card = {
+        "methods": list(learner.parts),
+        "plan": str(learner.plan),
+        "trained": trained,
+        "objective": "adversarial at the words' hidden states, cross-entropy of the answers, counts of tokens",
+        "recipe": config.recipe(),
+        "questions": learner.steps
+        * learner.how.batch_size
+        * learner.how.gradient_accumulation_steps
+        * learner.accelerator.num_processes,
+        "seconds": round(learner.seconds),
+        "parameters": {name: sum(p.numel() for p in part.parameters()) for name, part in learner.groups.items()},
+        "versions": {"torch": torch.__version__, "numpy": np.__version__},
+        "accuracy": {"val": evaluation},
+        "loss_curve": loss_curve(run),
+    }
+    results.write_json(run / "card.json", card)
+    return card
