@@ -18,11 +18,8 @@ from typing import Any, NoReturn
 from tokensieve import __version__
 from tokensieve.errors import Lost, UserError, did_you_mean
 
-TASKS = (
-    *("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "vqa"),
-    "auto",
-)
-MODEL_TYPES = ("open_clip", "ja_clip", "hf", "timm", "vlm")
+TASKS = ("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "auto")
+MODEL_TYPES = ("open_clip", "ja_clip", "hf", "timm")
 FUSIONS = ("cls", "weighted", "mean")
 
 
@@ -118,6 +115,17 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
             "oracle (the same number of tokens, chosen at no cost).",
         ),
         "train": command("train", "train what a YAML file describes", "Train what a YAML file describes."),
+        "validate": command(
+            "validate",
+            "tell every mistake in YAML files",
+            "Tell every mistake in YAML files, one a line with its place, without training anything.",
+        ),
+        "search": command(
+            "search",
+            "try values for keys of a YAML file",
+            "Train what a YAML file describes with many values of the keys that its search_settings name, and keep the best. "
+            "The same command again goes on with a search that was stopped.",
+        ),
         "show": command(
             "show",
             "draw which patches are kept",
@@ -135,6 +143,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     _build_flags(by_name["build"])
     _bench_flags(by_name["bench"])
     _train_flags(by_name["train"])
+    by_name["validate"].add_argument("files", nargs="+", metavar="FILE", help="YAML files")
+    _search_flags(by_name["search"])
     _show_flags(by_name["show"])
     _report_flags(by_name["report"])
     by_name["families"].add_argument("--output", metavar="FILE", help="also write the table as Markdown")
@@ -148,8 +158,7 @@ def _eval_flags(parser: Parser) -> None:
         nargs="+",
         metavar="NAME",
         help="data sets: names, collections (vtab, vtab+, imagenet_robustness, retrieval), or text files with one name a "
-        "line; wds/NAME reads webdataset shards under --dataset_root; with questions: embedded-questions, "
-        "embedded-questions-all, vqav2, gqa, jsonl:FILE (default: embedded; for vqa embedded-questions)",
+        "line; wds/NAME reads webdataset shards under --dataset_root (default: embedded)",
     )
     what.add_argument(
         "--dataset_root", default="root", metavar="DIR", help="folder of the data; may hold {dataset} and {dataset_cleaned}"
@@ -159,8 +168,7 @@ def _eval_flags(parser: Parser) -> None:
         "--model",
         nargs="+",
         metavar="NAME",
-        help="open_clip architectures (default: the embedded one); with --model_type hf folders or Hub ids, with timm names; "
-        "for vqa folders or Hub ids of vision-language models (default: sieve-llava-8)",
+        help="open_clip architectures (default: the embedded one); with --model_type hf folders or Hub ids, with timm names",
     )
     what.add_argument(
         "--pretrained",
@@ -267,19 +275,6 @@ def _eval_flags(parser: Parser) -> None:
         "--recall_k", nargs="+", type=count(1), default=[5], metavar="K", help="the k of recall@k (default: 5)"
     )
 
-    vqa = parser.add_argument_group("vqa")
-    vqa.add_argument("--questions", metavar="FILE", help="of vqav2 or gqa (default: the published file in --dataset_root)")
-    vqa.add_argument("--annotations", metavar="FILE", help="answers of vqav2 (default: the published file in --dataset_root)")
-    vqa.add_argument("--images", metavar="DIR", help="of the images (default: in --dataset_root, or the folder of the JSONL)")
-    vqa.add_argument(
-        "--vqa_prompt",
-        metavar="TEXT",
-        help="what is asked; holds {question} (default: '{question}' for embedded data, else with "
-        "'Answer the question using a single word or phrase.' on a line below)",
-    )
-    vqa.add_argument("--max_new_tokens", type=count(1), default=16, metavar="N", help="longest answer (default: 16)")
-    vqa.add_argument("--blind", action="store_true", help="show a grey picture in place of every image: what guessing gives")
-
     probe = parser.add_argument_group("linear_probe")
     probe.add_argument("--train_split", nargs="+", default=["train"], help="training split of each data set (default: train)")
     held_out = probe.add_mutually_exclusive_group()
@@ -335,6 +330,12 @@ def _train_flags(parser: Parser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
+def _search_flags(parser: Parser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="YAML file with search_settings")
+    parser.add_argument("--output", metavar="DIR", help="folder of the search (default: the one the file names)")
+    parser.add_argument("--quiet", action="store_true", help="no progress, no table")
+
+
 def _show_flags(parser: Parser) -> None:
     parser.add_argument(
         "images", nargs="+", metavar="IMAGE", help="image files, or embedded:N for a scene of the embedded test set"
@@ -375,8 +376,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def dispatch(args: argparse.Namespace) -> None:
-    """Run the command that was parsed."""
+def dispatch(args: argparse.Namespace) -> int:
+    """Run the command that was parsed; the exit code."""
     if args.command == "eval":
         from tokensieve import evaluate
 
@@ -409,6 +410,14 @@ def dispatch(args: argparse.Namespace) -> None:
         from tokensieve import training
 
         training.run(args.config, resume=args.resume, quiet=args.quiet, output=args.output)
+    elif args.command == "validate":
+        from tokensieve import config
+
+        return config.validate(args.files)
+    elif args.command == "search":
+        from tokensieve import search
+
+        search.run(args.config, output=args.output, quiet=args.quiet)
     elif args.command == "show":
         from tokensieve import show
 
@@ -421,6 +430,7 @@ def dispatch(args: argparse.Namespace) -> None:
         from tokensieve import families
 
         families.run(args)
+    return 0
 
 
 def _print_methods() -> None:
@@ -446,7 +456,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     in_charge = threading.current_thread() is threading.main_thread()  # only there can signals be taken
     before = signal.signal(signal.SIGTERM, _terminate) if in_charge else None
     try:
-        dispatch(parse(argv))
+        code = dispatch(parse(argv))
         sys.stdout.flush()
     except UserError as error:
         if "--debug" in argv:
@@ -472,4 +482,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if in_charge:
             signal.signal(signal.SIGTERM, before)
-    return 0
+    return code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -253,6 +253,8 @@ class LlavaPhase(Section):
     """How many of the language model's layers run, evenly spread; the others wait and pass everything on. None: all."""
     patches: Annotated[float, Field(ge=0)] = 1.0
     """Weight of naming what lies in each patch beside the answers."""
+    places: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of telling where in the picture each patch lies."""
 
 
 class LlavaTraining(Training):
@@ -372,11 +374,7 @@ def load(path: str | Path) -> Any:
     """Read and check a training file: a section of its task. Raises UserError, in one line, with every mistake in it."""
     document = validation.Document(Path(path))
     schema = schema_of(document)
-    made = validation.check(document, schema)
-    wrong = [document.mistake(("search_settings", "space", *place), told) for place, told in check_space(schema, made)]
-    if wrong:
-        raise validation.Mistakes(document.path, wrong)
-    return made
+    return validation.check(document, schema, [*document.doubles, *check_space(document, schema)])
 
 
 def schema_of(document: validation.Document) -> type[Training]:
@@ -393,6 +391,29 @@ def schema_of(document: validation.Document) -> type[Training]:
         raise validation.Mistakes(document.path, [document.mistake(("task",), f"missing; one of {options}")])
     wrong = f"{task!r} is not one of {options}.{did_you_mean(str(task), TASKS)}"
     raise validation.Mistakes(document.path, [document.mistake(("task",), wrong)])
+
+
+def validate(files: Iterable[str | Path]) -> int:
+    """Print every mistake of the files, one a line as FILE:LINE: KEY: MESSAGE, or that there is none; the exit code."""
+    code = 0
+    for file in files:
+        try:
+            config = load(file)
+            check_outside(file, config)
+        except UserError as error:
+            code = 2
+            print("\n".join(error.lines) if isinstance(error, validation.Mistakes) else error)
+        else:
+            print(f"{file}: ok: {_summary(config)}")
+    return code
+
+
+def _summary(config: Training) -> str:
+    about = (type(config).__doc__ or "").split("`: ")[-1].removesuffix(".")
+    search = config.search_settings
+    if search.space:
+        about += f"; {search.n_trials} trials over {', '.join(search.space)}{'' if config.searches else ' (not turned on)'}"
+    return about
 
 
 def check_outside(path: str | Path, config: Training) -> None:
@@ -414,22 +435,26 @@ def number_type(schema: type[Training], key: str) -> type[int] | type[float] | N
     return annotation if annotation in (int, float) else None
 
 
-def check_space(schema: type[Training], config: Training) -> Iterable[tuple[validation.Place, str]]:
-    """What is wrong with the keys that a search would change."""
+def check_space(document: validation.Document, schema: type[Training]) -> Iterator[validation.Mistake]:
+    """What is wrong with the keys that a search would change, and with ranges of what has none."""
+    settings = document.data.get("search_settings")
+    space = settings.get("space") if isinstance(settings, dict) else None
     known = [".".join(place) for place in validation.all_keys(schema)]
     fixed = ("manager_settings", "search_settings", "output", "task")
     free = [key for key in known if key.split(".")[0] not in fixed]
-    for key, dimension in config.search_settings.space.items():
-        if key.split(".")[0] in fixed:
-            yield (key,), "is the same for all trials and cannot be searched"
-        elif validation.annotation_at(schema, key_path(key)) is None:
-            yield (key,), f"no key of this file; write the whole path, such as {free[-1]}.{_near_path(key, free)}"
-        elif dimension.choices is None:
-            kind = number_type(schema, key)
-            if kind is None:
-                yield (key,), "is not a number, so it has no range; give {choices: [...]}"
-            elif kind is int and any(n is not None and n != int(n) for n in (dimension.low, dimension.high, dimension.step)):
-                yield (key,), "is a whole number; give whole numbers for low, high and step"
+    for key, tried in space.items() if isinstance(space, dict) else ():
+        ends = [tried.get(name) for name in ("low", "high", "step")] if isinstance(tried, dict) else []
+        kind, wrong = number_type(schema, str(key)), None
+        if str(key).split(".")[0] in fixed:
+            wrong = "is the same for all trials and cannot be searched"
+        elif validation.annotation_at(schema, key_path(str(key))) is None:
+            wrong = f"no key of this file; write the whole path, such as {free[-1]}.{_near_path(str(key), free)}"
+        elif any(end is not None for end in ends) and kind is None:
+            wrong = "is not a number, so it has no range; give {choices: [...]}"
+        elif kind is int and any(isinstance(end, float) and end != int(end) for end in ends):
+            wrong = "is a whole number; give whole numbers for low, high and step"
+        if wrong is not None:
+            yield document.mistake(("search_settings", "space", str(key)), wrong)
 
 
 def _near_path(key: str, known: list[str]) -> str:

@@ -118,9 +118,9 @@ def _doubles(node: yaml.Node, above: Place, seen: set[int]) -> Iterator[Mistake]
 # ----------------------------------------------------------------------------------------------------- values against types
 
 
-def check(document: Document, schema: type[BaseModel]) -> Any:
-    """The values as a section of this type, or Mistakes."""
-    mistakes = list(document.doubles)
+def check(document: Document, schema: type[BaseModel], known: Iterable[Mistake] = ()) -> Any:
+    """The values as a section of this type, or Mistakes: these, and those that were found already."""
+    mistakes = list(known)
     try:
         made = schema.model_validate(document.data)
     except ValidationError as error:
