@@ -18,8 +18,11 @@ from typing import Any, NoReturn
 from tokensieve import __version__
 from tokensieve.errors import Lost, UserError, did_you_mean
 
-TASKS = ("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "auto")
-MODEL_TYPES = ("open_clip", "ja_clip", "hf", "timm")
+TASKS = (
+    *("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "vqa"),
+    "auto",
+)
+MODEL_TYPES = ("open_clip", "ja_clip", "hf", "timm", "vlm")
 FUSIONS = ("cls", "weighted", "mean")
 
 
@@ -158,7 +161,8 @@ def _eval_flags(parser: Parser) -> None:
         nargs="+",
         metavar="NAME",
         help="data sets: names, collections (vtab, vtab+, imagenet_robustness, retrieval), or text files with one name a "
-        "line; wds/NAME reads webdataset shards under --dataset_root (default: embedded)",
+        "line; wds/NAME reads webdataset shards under --dataset_root; with questions: embedded-questions, "
+        "embedded-questions-all, vqav2, gqa, jsonl:FILE (default: embedded; for vqa embedded-questions)",
     )
     what.add_argument(
         "--dataset_root", default="root", metavar="DIR", help="folder of the data; may hold {dataset} and {dataset_cleaned}"
@@ -168,7 +172,8 @@ def _eval_flags(parser: Parser) -> None:
         "--model",
         nargs="+",
         metavar="NAME",
-        help="open_clip architectures (default: the embedded one); with --model_type hf folders or Hub ids, with timm names",
+        help="open_clip architectures (default: the embedded one); with --model_type hf folders or Hub ids, with timm names; "
+        "for vqa folders or Hub ids of vision-language models (default: sieve-llava-8)",
     )
     what.add_argument(
         "--pretrained",
@@ -274,6 +279,19 @@ def _eval_flags(parser: Parser) -> None:
     retrieval.add_argument(
         "--recall_k", nargs="+", type=count(1), default=[5], metavar="K", help="the k of recall@k (default: 5)"
     )
+
+    vqa = parser.add_argument_group("vqa")
+    vqa.add_argument("--questions", metavar="FILE", help="of vqav2 or gqa (default: the published file in --dataset_root)")
+    vqa.add_argument("--annotations", metavar="FILE", help="answers of vqav2 (default: the published file in --dataset_root)")
+    vqa.add_argument("--images", metavar="DIR", help="of the images (default: in --dataset_root, or the folder of the JSONL)")
+    vqa.add_argument(
+        "--vqa_prompt",
+        metavar="TEXT",
+        help="what is asked; holds {question} (default: '{question}' for embedded data, else with "
+        "'Answer the question using a single word or phrase.' on a line below)",
+    )
+    vqa.add_argument("--max_new_tokens", type=count(1), default=16, metavar="N", help="longest answer (default: 16)")
+    vqa.add_argument("--blind", action="store_true", help="show a grey picture in place of every image: what guessing gives")
 
     probe = parser.add_argument_group("linear_probe")
     probe.add_argument("--train_split", nargs="+", default=["train"], help="training split of each data set (default: train)")
