@@ -27,7 +27,7 @@ from tokensieve.patching import Patch
 from tokensieve.patching import replace as replace_method
 from tokensieve.scoring import Attention
 
-SOFTEST = 1e-6  # the smallest probability of staying whose logarithm is taken
+SOFTEST = torch.finfo(torch.float32).tiny  # the smallest probability of staying whose logarithm is taken
 
 
 @dataclass
@@ -76,7 +76,6 @@ class Run:
     bias: Tensor | None = None  # (B, L), log of soft masks so far
     at: Tensor | None = None  # (B, K), where the tokens that are left stand; None: all are
     mask: Tensor | None = None  # as the layers of this stage want it
-    whole: Tensor | None = None  # (B, L, D), what the layer that runs now was to get
 
 
 @dataclass
@@ -136,8 +135,7 @@ class Decoding:
         first = min(self.cuts, default=decoder.depth)
         for number in range(first, decoder.depth):
             layer = decoder.layers[number]
-            undo.append(layer.register_forward_pre_hook(Patch(self._before(number)), with_kwargs=True).remove)
-            undo.append(layer.register_forward_hook(Patch(self._after)).remove)
+            undo.append(replace_method(layer, "forward", self._layer(number, layer.forward)))
         return undo
 
     def question_of(self, images: int, tokens: int) -> Question | None:
@@ -236,37 +234,29 @@ class Decoding:
     def _finish(self, module: Any, args: Any, out: Any) -> None:
         self.run = None
 
-    def _before(self, number: int) -> Callable[..., Any]:
+    def _layer(self, number: int, stock: Callable[..., Any]) -> Callable[..., Any]:
         starts = number in self.cuts
 
-        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            run = self.run
+        def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            run, x = self.run, hidden_states  # (B, L, D)
             if run is None:
-                return None
-            x: Tensor = args[0] if args else kwargs["hidden_states"]  # (B, L, D)
+                return stock(x, *args, **kwargs)
             tables: tuple[Tensor, Tensor] = kwargs["position_embeddings"]
             if starts:
                 for cut in self.cuts[number]:
                     x = self._cut(cut, number, x, tables, run)
                 self._narrow(number, x, kwargs.get("past_key_values"), run)
-            kwargs = kwargs | {"attention_mask": run.mask, "position_ids": None}
-            if run.at is not None:
-                run.whole, at = x, run.at[..., None]
-                x = torch.take_along_dim(x, at, 1)
-                kwargs["position_embeddings"] = tuple(torch.take_along_dim(table, at, 1) for table in tables)
-            kwargs.pop("hidden_states", None)
-            return (x, *args[1:]), kwargs
+            kwargs |= {"attention_mask": run.mask, "position_ids": None}
+            if run.at is None:
+                return stock(x, *args, **kwargs)
+            at = run.at[..., None]
+            kwargs["position_embeddings"] = tuple(torch.take_along_dim(table, at, 1) for table in tables)
+            out = stock(torch.take_along_dim(x, at, 1), *args, **kwargs)
+            made: Tensor = out[0] if isinstance(out, tuple) else out  # (B, K, D)
+            whole = x.scatter(1, at.expand_as(made), made.to(x.dtype))
+            return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
-        return before
-
-    def _after(self, module: Any, args: Any, out: Any) -> Any:
-        run = self.run
-        if run is None or run.at is None or run.whole is None:
-            return out
-        made = out[0] if isinstance(out, tuple) else out
-        whole = run.whole.scatter(1, run.at[..., None].expand_as(made), made.to(run.whole.dtype))
-        run.whole = None
-        return (whole, *out[1:]) if isinstance(out, tuple) else whole
+        return forward
 
     def _cut(self, cut: Any, number: int, x: Tensor, tables: tuple[Tensor, Tensor], run: Run) -> Tensor:
         """Lets a step decide about every image's tokens and carries the decisions out: (B, L, D) -> same."""
