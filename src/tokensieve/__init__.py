@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _HOMES = {  # public name -> the module it lives in, imported when first asked for
     "apply": "handle",
     "Handle": "handle",
+    "Reducers": "sharing",
     "Plan": "plan",
     "Budget": "plan",
     "View": "core",

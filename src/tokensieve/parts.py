@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import tokensieve
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.methods import REGISTRY, Method, get_method
-from tokensieve.models import Tower, open_tower
+from tokensieve.models import Tower, open_tower, open_vlm
 from tokensieve.plan import Plan, Where
 
 Weights = str | Path | Sequence[str | Path] | Mapping[str, nn.Module] | None
@@ -42,7 +42,7 @@ class Given:
     """A trained module, where it came from, and what its header says; a module that a user made has none."""
 
     part: nn.Module
-    told: str
+    source: str
     about: Mapping[str, Any] | None = None
 
 
@@ -56,9 +56,10 @@ def load_parts(plan: Plan, model: nn.Module, weights: Weights = None) -> dict[st
     methods = {step.method.name: step.method for step in plan.steps if step.method.part is not None}
     given = read(weights)
     for name, one in given.items():
-        _check_trainable(name, one.told)
+        _check_trainable(name, one.source)
     if given and not any(name in methods for name in given):
-        raise UserError(f"{' and '.join(one.told for one in given.values())}, but the plan {plan} does not use it")
+        sources = ", ".join(dict.fromkeys(one.source for one in given.values()))
+        raise UserError(f"{sources}: weights for {' and '.join(given)}, but the plan {plan} does not use it")
     if not methods:
         return {}
     here = origin(model) if any(name not in given or given[name].about for name in methods) else {}
@@ -69,7 +70,8 @@ def load_parts(plan: Plan, model: nn.Module, weights: Weights = None) -> dict[st
             continue
         one = given[name]
         if not isinstance(one.part, method.part):
-            raise UserError(f"{one.told} are a {type(one.part).__name__}, not a {method.part.__name__}")
+            kind = type(one.part).__name__
+            raise UserError(f"{one.source}: the weights for {name} are a {kind}, not a {method.part.__name__}")
         _check_width(name, one, plan, model)
         if one.about is not None:
             _check_origin(name, one, model, here)
@@ -81,17 +83,21 @@ def read(weights: Weights) -> dict[str, Given]:
     """Everything that the weights hold, by the method's name; of files, the methods' modules in evaluation mode."""
     if isinstance(weights, Mapping):
         headers: Mapping[str, Any] = getattr(weights, "headers", {})  # Reducers have them
-        return {name: Given(part, f"weights for {name}", headers.get(name)) for name, part in weights.items()}
+        return {name: Given(part, "weights", headers.get(name)) for name, part in weights.items()}
     found: dict[str, Given] = {}
-    for path in _files(weights):
-        about = read_about(path)
-        name = about["method"]
-        told = f"{path}: these weights are for {name}"
-        _check_trainable(name, told)
-        if name in found:
-            raise UserError(f"{path}: another of the files is for {name} already; give one for each method")
-        found[name] = Given(_build(path, about, get_method(name)), told, about)
+    for source in [weights] if isinstance(weights, (str, Path)) else weights or []:
+        for name, one in _read_one(source).items():
+            if name in found:
+                raise UserError(f"{source}: another of the files is for {name} already; give one for each method")
+            found[name] = one
     return found
+
+
+def read_part(path: Path) -> Given:
+    """The part in one file, in evaluation mode."""
+    about = read_about(path)
+    _check_trainable(about["method"], str(path))
+    return Given(_build(path, about, get_method(about["method"])), str(path), about)
 
 
 def fingerprint(parts: Mapping[str, nn.Module]) -> str | None:
@@ -106,30 +112,24 @@ def fingerprint(parts: Mapping[str, nn.Module]) -> str | None:
 
 def save_part(path: Path, method: str, part: nn.Module, model: nn.Module, trained: Mapping[str, Any]) -> None:
     """Write a part, whole or not at all. trained: what it was trained for, anything JSON can say."""
-    write_part(path, part, describe(method, part, origin(model), trained))
+    from tokensieve.results import write_bytes
+
+    write_bytes(path, pack(part, describe(method, part, origin(model), trained)))
 
 
 def describe(method: str, part: nn.Module, origin: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
-    """The header of a part. origin: the signature of the model it was trained on."""
-    return {
-        "format": FORMAT,
-        "tokensieve": tokensieve.__version__,
-        "method": method,
-        "settings": dict(part.settings),  # type: ignore[arg-type]
-        **origin,
-        "sha256": checksum(_tensors(part)),
-        "trained": dict(trained),
-    }
+    """The header of a part, but for its checksum. origin: the signature of the model it was trained on."""
+    settings: Any = part.settings
+    made = {"format": FORMAT, "tokensieve": tokensieve.__version__, "method": method, "settings": dict(settings)}
+    return made | {**origin, "trained": dict(trained)}
 
 
-def write_part(path: Path, part: nn.Module, about: Mapping[str, Any]) -> None:
-    """Write a part under the header describe() made, whole or not at all."""
+def pack(part: nn.Module, header: Mapping[str, Any]) -> bytes:
+    """The file of a part."""
     from safetensors.torch import save
 
-    from tokensieve.results import write_bytes
-
-    about = {**about, "sha256": checksum(_tensors(part))}
-    write_bytes(path, save(_tensors(part), metadata={HEADER: json.dumps(about, allow_nan=False)}))
+    header = {**header, "sha256": checksum(part)}
+    return save(_tensors(part), metadata={HEADER: json.dumps(header, allow_nan=False)})
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -159,10 +159,10 @@ def read_about(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: damaged, or not a safetensors file ({told}); {_makers()} makes such files") from None
 
 
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and values."""
+def checksum(part: nn.Module | Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values of a part's tensors."""
     state = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
+    for name, value in sorted((_tensors(part) if isinstance(part, nn.Module) else part).items()):
         state.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         state.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
@@ -172,8 +172,11 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def origin(model: nn.Module) -> dict[str, list[float | None]]:
-    """What tells models apart, whatever the number format they are held in: the signature of the tower's blocks."""
-    return {"tower": signature([block.module for block in open_tower(model).blocks])}
+    """What tells models apart, whatever the number format they are held in: signatures of the tower and of the decoder."""
+    vlm = open_vlm(model)
+    tower = vlm.tower if vlm else open_tower(model)
+    signed = {"tower": signature([block.module for block in tower.blocks] if tower else [])}
+    return signed | {"decoder": signature(vlm.decoder.layers)} if vlm else signed
 
 
 def signature(layers: Sequence[nn.Module]) -> list[float | None]:
@@ -188,6 +191,11 @@ def signature(layers: Sequence[nn.Module]) -> list[float | None]:
         squares = sum(float(torch.linalg.vector_norm(p, dtype=kind)) ** 2 for p, kind in zip(parameters, kinds, strict=True))
         norms.append(round(squares**0.5, 4))
     return norms
+
+
+def name_of(model: nn.Module) -> str:
+    """What a model is called: the folder or the id it was loaded from, else its class."""
+    return getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
 
 
 def same(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
@@ -210,49 +218,48 @@ def width(tower: Tower) -> int:
     return last.out_features
 
 
-def width_at(where: Where, model: nn.Module) -> int:
-    """D of the tokens that a step at this place sees."""
-    return width(open_tower(model))
+def width_at(where: Where, model: nn.Module) -> int | None:
+    """D of the tokens that a step at this place sees; None if the model has no such place, which placing the plan tells."""
+    vlm = open_vlm(model)
+    if where.part == "llm":
+        return vlm.decoder.width if vlm else None
+    if vlm is None:
+        return width(open_tower(model))
+    return width(vlm.tower) if vlm.tower else None
 
 
 # -------------------------------------------------------------------------------------------------------------- details
 
 
-def _check_trainable(name: str, told: str) -> None:
+def _check_trainable(name: str, source: str) -> None:
     if name not in REGISTRY:
-        raise UserError(f"{told}, which is no method.{did_you_mean(name, REGISTRY)}")
+        raise UserError(f"{source}: weights for {name}, which is no method.{did_you_mean(name, REGISTRY)}")
     if get_method(name).part is None:
-        raise UserError(f"{told}, which is not a trained method")
+        raise UserError(f"{source}: weights for {name}, which is not a trained method")
 
 
 def _check_width(name: str, given: Given, plan: Plan, model: nn.Module) -> None:
     """A UserError unless the part is for tokens as wide as they are wherever the plan uses it."""
     made: Any = given.part.settings
     for step in plan.steps:
-        if step.method.name == name and (arrives := width_at(step.where, model)) != made["width"]:
-            source = given.told.split(": these weights")[0]
-            told = _trained_on(given.about)
-            raise UserError(f"{source}: trained for tokens of width {made['width']} ({told}), {step} sees width {arrives}")
+        arrives = width_at(step.where, model) if step.method.name == name else None
+        if arrives not in (None, made["width"]):
+            told = f"tokens of width {made['width']} ({_trained_on(given.about)})"
+            raise UserError(f"{given.source}: {name} was trained for {told}, and {step} sees tokens of width {arrives}")
 
 
 def _check_origin(name: str, given: Given, model: nn.Module, here: Mapping[str, Any]) -> None:
     assert given.about is not None
     if same(here, given.about):
         return
-    source = given.told.split(": these weights")[0]
     raise UserError(
-        f"{source}: trained on {_trained_on(given.about)}, and this model ({_name(model)}) is another or has other weights; "
-        f"train it for this one: tokensieve train {RECIPES.get(name, 'CONFIG')}"
+        f"{given.source}: {name} was trained on {_trained_on(given.about)}, and this model ({name_of(model)}) is another "
+        f"or has other weights; train it for this one: tokensieve train {RECIPES.get(name, 'CONFIG')}"
     )
 
 
 def _trained_on(about: Mapping[str, Any] | None) -> str:
     return str(((about or {}).get("trained") or {}).get("model", "another model"))
-
-
-def _name(model: nn.Module) -> str:
-    config = getattr(model, "config", None)
-    return getattr(config, "name_or_path", "") or type(model).__name__
 
 
 def _tensors(part: nn.Module) -> dict[str, Tensor]:
@@ -287,17 +294,22 @@ def _build(path: Path, about: Mapping[str, Any], method: Method) -> nn.Module:
     return part.requires_grad_(False).eval()
 
 
-def _files(weights: str | Path | Sequence[str | Path] | None) -> list[Path]:
-    """Every file that is meant: of a folder those in it."""
-    if weights is None:
-        return []
-    files: list[Path] = []
-    for path in map(Path, [weights] if isinstance(weights, (str, Path)) else weights):
-        inside = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-        if not inside:
-            raise UserError(f"no .safetensors file in the folder {str(path)!r}; {_makers()} makes one")
-        files += inside
-    return files
+def _read_one(source: str | Path) -> dict[str, Given]:
+    """What one file, one folder or one id on the Hub holds."""
+    from tokensieve import sharing
+
+    path = sharing.find(source)
+    if not path.is_dir():
+        one = read_part(path)
+        assert one.about is not None
+        return {one.about["method"]: one}
+    if sharing.is_saved(path):
+        reducers = sharing.Reducers.from_pretrained(path)
+        return {name: Given(part, str(source), reducers.headers[name]) for name, part in reducers.items()}
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"no .safetensors file in the folder {str(path)!r}; {_makers()} makes one")
+    return read(files)
 
 
 def _shipped(method: Method, plan: Plan, model: nn.Module, here: Mapping[str, Any]) -> nn.Module:
