@@ -290,12 +290,11 @@ class Decoding:
 
     def _narrow(self, number: int, x: Tensor, cache: Any, run: Run) -> None:
         """Which tokens the layers from this one on get, and what they may look at."""
-        most = int(run.left.sum(1).amax())
-        if most < x.shape[1]:
-            order = (~run.left).int().argsort(dim=1, stable=True)[:, :most]  # those that are left first, then others to fill up
-            run.at = order.sort(dim=1).values  # (B, K)
         alive, bias = run.left & run.real, run.bias
-        if run.at is not None:
+        most = int(alive.sum(1).amax())
+        if most < x.shape[1]:
+            order = (~alive).int().argsort(dim=1, stable=True)[:, :most]  # those that are left first, then others to fill up
+            run.at = order.sort(dim=1).values  # (B, K)
             alive = alive.gather(1, run.at)
             bias = None if bias is None else bias.gather(1, run.at)
         stage = Stage(alive, bias)
