@@ -25,7 +25,7 @@ from tokensieve.handle import Handle, PlanWarning, apply
 from tokensieve.methods import describe
 from tokensieve.models import open_tower
 from tokensieve.models.features import encode_image
-from tokensieve.parts import Weights
+from tokensieve.parts import Weights, read
 from tokensieve.plan import Budget, Plan, Step, Where
 
 BASE = {"open_clip": "ViT-B-16", "hf": "clip-vit-base-patch16", "timm": "vit_base_patch16_224"}
@@ -71,6 +71,8 @@ def run(
     model = model or BASE.get(model_type, "")
     net = load.architecture(model, pretrained, image_size, model_type).to(place).eval()
     height, width = open_tower(net).image_size  # what cannot be cut says so here
+    if weights is not None and not pretrained:  # with random weights no trained part is this model's own; speed is the same
+        weights = {name: one.part.to(place) for name, one in read(weights).items()}
     rows = []
     for batch_size in batch_sizes or [16]:
         images = torch.randn(batch_size, 3, height, width, generator=torch.Generator().manual_seed(0)).to(place)

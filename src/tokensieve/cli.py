@@ -319,7 +319,12 @@ def _model_type_flag(parser: Any) -> None:
 
 
 def _weights_flag(parser: Any) -> None:
-    parser.add_argument("--weights", nargs="+", metavar="FILE", help="trained weights of a method in the plan, such as learned")
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        metavar="FILE",
+        help="trained weights of methods in the plan, such as learned: files, folders, ids on the Hub",
+    )
 
 
 def _build_flags(parser: Parser) -> None:
@@ -328,14 +333,29 @@ def _build_flags(parser: Parser) -> None:
 
 
 def _bench_flags(parser: Parser) -> None:
-    parser.add_argument("--model", metavar="NAME", help="name of an architecture (default: the ViT-B/16 of its type)")
+    parser.add_argument(
+        "--model",
+        metavar="NAME",
+        help="name of an architecture (default: the ViT-B/16 of its type); with --model_type vlm a folder or a Hub id "
+        "(default: sieve-llava-8)",
+    )
     _model_type_flag(parser)
     parser.add_argument("--pretrained", default="", metavar="TAG", help="weights (default: random ones; speed is the same)")
-    parser.add_argument("--plan", nargs="+", default=["anchor(k=10,m=50)"], metavar="PLAN", help="plans to measure")
-    parser.add_argument("--batch_size", nargs="+", type=count(1), default=[16], metavar="N")
+    parser.add_argument(
+        "--plan", nargs="+", metavar="PLAN", help="plans to measure (default: anchor(k=10,m=50); with vlm anchor@out:50%%)"
+    )
+    parser.add_argument("--batch_size", nargs="+", type=count(1), metavar="N", help="default: 16; with vlm 1 and 16")
     parser.add_argument("--repeats", type=count(1), default=10, help="rounds of the interleaved run (default: 10)")
     _weights_flag(parser)
     parser.add_argument("--image_size", type=count(1), metavar="PIXELS", help="default: the model's own")
+    vlm = parser.add_argument_group("vision-language models (--model_type vlm)")
+    vlm.add_argument("--new_tokens", type=count(1), default=16, metavar="N", help="tokens to generate (default: 16)")
+    vlm.add_argument("--text_tokens", type=count(2), default=16, metavar="N", help="words of the prompt (default: 16)")
+    vlm.add_argument(
+        "--break_even",
+        action="store_true",
+        help="also find from how many vision tokens on a plan is faster, on models of this shape with random weights",
+    )
     parser.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
     parser.add_argument("--output", metavar="FILE", help="also write the rows as JSON")
     parser.add_argument("--quiet", action="store_true", help="no progress, no table")
@@ -407,6 +427,8 @@ def dispatch(args: argparse.Namespace) -> int:
         print(f"{rows} results in {args.output}")
     elif args.command == "methods":
         _print_methods()
+    elif args.command == "bench" and args.model_type == "vlm":
+        _bench_vlm(args)
     elif args.command == "bench":
         os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # torch's profiler speaks up unless told before torch is loaded
         from tokensieve import bench
@@ -449,6 +471,27 @@ def dispatch(args: argparse.Namespace) -> int:
 
         families.run(args)
     return 0
+
+
+def _bench_vlm(args: argparse.Namespace) -> None:
+    for flag in ("pretrained", "image_size"):
+        if getattr(args, flag):
+            raise UserError(f"--{flag} does not go with --model_type vlm: the model's own weights and image size are measured.")
+    from tokensieve import vlm_bench
+
+    vlm_bench.run(
+        args.model,
+        args.plan,
+        args.batch_size,
+        args.repeats,
+        args.new_tokens,
+        args.text_tokens,
+        args.device,
+        args.output,
+        args.quiet,
+        weights=args.weights,
+        crossing=args.break_even,
+    )
 
 
 def _print_methods() -> None:
