@@ -216,7 +216,7 @@ def break_even(
     model: nn.Module,
     plan: Plan | str | Handle,
     batch_sizes: Sequence[int] = BATCHES,
-    sides: Sequence[int] = SIDES,
+    sides: Sequence[int] | None = None,
     repeats: int = 3,
     text_tokens: int = 16,
     *,
@@ -225,8 +225,8 @@ def break_even(
 ) -> dict[str, Any]:
     """From how many vision tokens on the plan reads a prompt faster than the full model does.
 
-    Found by measuring, on models of the same shape with random weights whose images grow from sides[0] to sides[-1] patches
-    a side. The plan keeps the shares of tokens that it keeps on the model itself, and its trained parts stay as they are.
+    Found by measuring, on models of the same shape with random weights whose images grow (sides: patches a side). The plan
+    keeps the shares of tokens that it keeps on the model itself, and its trained parts stay as they are.
     """
     vlm = _opened(model)
     if vlm.family != "LLaVA":
@@ -237,15 +237,11 @@ def break_even(
             _answer(model, prompts(model, 1, text_tokens), 1)()
     shares = in_shares(vlm, handle)
     rows = []
-    for side in sides:
+    for side in sides or SIDES:
         twin = _twin(model, side)
         for batch_size in batch_sizes:
             inputs = prompts(twin, batch_size, text_tokens)
-            try:
-                row = measure(twin, inputs, shares, repeats, 1, weights=handle.parts or None, quiet=quiet)
-            except UserError as error:  # too few tokens for what the plan is to keep
-                rows.append({"batch_size": batch_size, "vision_tokens": side**2, "speedup": None, "reason": str(error)})
-                continue
+            row = measure(twin, inputs, shares, repeats, 1, weights=handle.parts or None, quiet=quiet)
             kept = {name: row[name] for name in ("batch_size", "vision_tokens", "prompt_tokens")}
             rows.append(kept | {"speedup": row["speedup"]["first"], "seconds_full": row["seconds_full"]["first"]})
     return {
@@ -428,7 +424,7 @@ def _crossing(rows: Sequence[Mapping[str, Any]]) -> int | None:
     """The smallest number of vision tokens from which on the plan is faster at every number measured; None: it never is."""
     found = None
     for row in sorted(rows, key=lambda row: row["vision_tokens"]):
-        if row["speedup"] is None or row["speedup"] <= 1:
+        if row["speedup"] <= 1:
             found = None
         elif found is None:
             found = row["vision_tokens"]
@@ -481,9 +477,7 @@ def _print_points(points: Sequence[Mapping[str, Any]]) -> None:
         print(f"Break-even of {point['plan']} (first token; models of this shape with random weights):")
         for size, n in point["vision_tokens"].items():
             measured = ", ".join(
-                f"{row['vision_tokens']}: " + ("-" if row["speedup"] is None else f"{row['speedup']:.2f}x")
-                for row in point["rows"]
-                if str(row["batch_size"]) == size
+                f"{row['vision_tokens']}: {row['speedup']:.2f}x" for row in point["rows"] if str(row["batch_size"]) == size
             )
             told = "not faster at any number of vision tokens" if n is None else f"faster from {n} vision tokens on"
             print(f"  batch {size}: {told} ({measured})")
