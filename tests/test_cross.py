@@ -1,4 +1,4 @@
-"""The pruner heads: the formula, soft masks that become hard ones, gradients through a frozen decoder, no look at the answer."""
+"""The pruner heads: the formula, soft masks that become hard, gradients through a frozen decoder, no look at the answer."""
 
 import math
 from dataclasses import replace

@@ -221,6 +221,43 @@ def test_it_keeps_what_it_was_trained_for_unless_told(plan, left):
         tokensieve.apply(model, "merger@llm.2:5", weights={"merger": Merger(width=32).eval()})
 
 
+@pytest.mark.parametrize("plan", ["merger@out:9", "pool@llm.0:9", "merger@out:18 + pool@llm.0:9"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@torch.no_grad()
+def test_the_decoder_hears_a_merged_token_as_often_as_it_stands_for_patches(plan, implementation):
+    """Against the decoder's layers run one by one on the tokens that are left, with log(size) on their keys."""
+    model, batch = vlm_models.llava(implementation=implementation), vlm_models.prompts((1,), (5,))
+    weights = {"merger": Merger(width=24, question_width=32, keep=9).eval()} if "merger" in plan else None
+    with tokensieve.apply(model, plan, weights=weights) as handle:
+        fast = model(**batch).logits[0, -1]
+        again = model.generate(
+            **batch, max_new_tokens=1, do_sample=False, output_logits=True, return_dict_in_generate=True
+        ).logits
+    whole = handle.reduction
+    inner, ids = model.model, batch["input_ids"][0]
+    tower = inner.vision_tower(batch["pixel_values"], output_hidden_states=True).hidden_states[-2][:, 1:]
+    if plan.startswith("pool"):  # in the decoder it is the projected tokens that are mixed
+        made = whole.apply(inner.multi_modal_projector(tower))[0]
+    elif "pool" in plan:
+        first, second = (stage for _, stage in handle.stages)
+        made = second.apply(inner.multi_modal_projector(first.apply(tower)))[0]
+    else:
+        made = inner.multi_modal_projector(whole.apply(tower))[0]
+    vision = (ids == vlm_models.IMAGE).nonzero()[:, 0]
+    where = torch.cat([(ids != vlm_models.IMAGE).nonzero()[:, 0], vision[whole.index[0]]]).sort().values
+    states, bias = inner.get_input_embeddings()(ids[where]), torch.zeros(len(where))
+    for place, state, size in zip(vision[whole.index[0]], made, handle.stages[-1][1].sizes[0], strict=True):
+        states[where == place], bias[where == place] = state, size.log()
+    for layer in inner.language_model.layers:
+        tables = inner.language_model.rotary_emb(states[None], where[None])
+        mask = torch.full((len(where), len(where)), -torch.inf).triu(1) + bias
+        states = layer(states[None], attention_mask=mask[None, None], position_embeddings=tables)[0]
+    slow = model.lm_head(inner.language_model.norm(states))[-1]
+    torch.testing.assert_close(fast, slow, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(again[0][0], fast, atol=1e-4, rtol=1e-4)
+    assert float(bias.exp().sum()) == pytest.approx(len(ids))  # all patches and all words
+
+
 def test_settings_build_it_again():
     part = Merger(width=24, question_width=32, kind="question_aware", hidden=40, keep=9, temperature=0.3)
     again = Merger(**part.settings)

@@ -5,6 +5,9 @@ around the layers (deep features, final norm, head, loss) sees the length it kno
 Positions stay the original ones. The cache of a layer holds only what the layer has seen; which of its entries may be looked at
 is remembered with the cache, so that generation goes on from it: step by step, in batches with padding, with beams.
 
+Merged tokens carry their sizes into the decoder: log(size) is added to the attention logits of those keys, so that a token that
+stands for five patches is heard as five (flash attention takes no such bias; there each is heard as one).
+
 With a soft reduction nothing is dropped: log(soft) is added to the attention logits of those keys from this layer on, which is
 what dropping is when soft is 0 or 1.
 """
@@ -35,7 +38,8 @@ class Shown:
     """The images whose features were computed last."""
 
     lengths: list[int]  # tokens of each image, as placeholders in the sequence count them
-    kept: Tensor | None  # (I, K), which of them the tower left; None: all
+    kept: Tensor | None = None  # (I, K), which of them the tower left, in raster order; None: all
+    sizes: Tensor | None = None  # (I, K), patches that each of those stands for; None: one each
 
 
 @dataclass
@@ -53,7 +57,7 @@ class Stage:
     """What the layers between two cuts have seen, by the cache."""
 
     alive: Tensor  # (B, T): False is padding, which nobody looks at
-    bias: Tensor | None = None  # (B, T), log of soft masks
+    bias: Tensor | None = None  # (B, T), log of sizes and of soft masks
 
     def then(self, new: Stage) -> Stage:
         """What was there, and what came."""
@@ -73,7 +77,7 @@ class Run:
     question: Tensor  # (B, L)
     groups: list[Group]
     left: Tensor  # (B, L), which of the new tokens have not been dropped
-    bias: Tensor | None = None  # (B, L), log of soft masks so far
+    bias: Tensor | None = None  # (B, L), log of sizes and of soft masks so far
     at: Tensor | None = None  # (B, K), where the tokens that are left stand; None: all are
     mask: Tensor | None = None  # as the layers of this stage want it
 
@@ -107,9 +111,8 @@ class Decoding:
     vlm: Vlm
     cuts: dict[int, list[Any]]  # by layer; layer 0 is there, perhaps with none, if the tower is cut
     decide: Decides
-    left_of: Callable[
-        [int], tuple[Tensor, int] | None
-    ]  # of so many images (I, K), and N: what the tower left of them; None: all
+    # what the tower left of so many images: which (I, K), their sizes (None: one each), and N; None: all
+    left_of: Callable[[int], tuple[Tensor, Tensor | None, int] | None]
     asked: Callable[[], Tensor | None]  # (B, L), the caller's own mask of the question
     shown: Shown | None = None
     prompt: Prompt | None = None
@@ -179,12 +182,14 @@ class Decoding:
             out = stock(*args, **kwargs)
             features: Sequence[Tensor] = out.pooler_output
             left = self.left_of(len(features))
+            self.shown = Shown([len(feature) for feature in features])
             if left is not None:  # each stands at its place among all; the others are gone before the first layer
-                kept, n = left
+                kept, sizes, n = left
                 stacked = torch.stack(tuple(features))  # (I, K, E)
                 full = stacked.new_zeros((stacked.shape[0], n, stacked.shape[2]))
-                features = out.pooler_output = list(full.scatter(1, kept[..., None].expand_as(stacked), stacked))
-            self.shown = Shown([len(feature) for feature in features], None if left is None else left[0])
+                out.pooler_output = list(full.scatter(1, kept[..., None].expand_as(stacked), stacked))
+                kept, order = kept.sort(dim=1)
+                self.shown = Shown([n] * len(features), kept, None if sizes is None else sizes.gather(1, order))
             return out
 
         return get_image_features
@@ -230,6 +235,14 @@ class Decoding:
         for group in groups:
             left[group.rows[:, None], group.at] = True
         self.run = Run(real, self._question(real, pictured), groups, left)
+        for group in groups:
+            if group.sizes is not None:
+                self._weigh(self.run, group.rows, group.at, group.sizes)
+
+    def _weigh(self, run: Run, rows: Tensor, at: Tensor, factor: Tensor) -> None:
+        """The tokens `at` (G, N) of these rows are heard `factor` (G, N) times as loud as before."""
+        bias = torch.zeros(run.real.shape, device=at.device) if run.bias is None else run.bias
+        run.bias = bias.index_put((rows[:, None], at), factor.float().log(), accumulate=True)
 
     def _finish(self, module: Any, args: Any, out: Any) -> None:
         self.run = None
@@ -275,8 +288,7 @@ class Decoding:
             question = None if asks is None else asks.rows(rows)
             reduction = self.decide(cut, tokens, group.images, group.sizes, question, attend)
             if reduction.soft is not None:
-                bias = torch.zeros(run.real.shape, device=x.device) if run.bias is None else run.bias
-                run.bias = bias.index_put((rows[:, None], at), reduction.soft.float().clamp_min(SOFTEST).log(), accumulate=True)
+                self._weigh(run, rows, at, reduction.soft.float().clamp_min(SOFTEST))
                 groups.append(group)
                 continue
             on = at.gather(1, reduction.index)  # (G, K)
@@ -284,6 +296,9 @@ class Decoding:
                 x = x.index_put((rows[:, None], on), reduction.apply(tokens))
             run.left[rows[:, None], at] = False
             run.left[rows[:, None], on] = True
+            if reduction.sizes is not None and self.vlm.decoder.takes_bias:
+                before = 1.0 if group.sizes is None else group.sizes.gather(1, reduction.index)
+                self._weigh(run, rows, on, reduction.sizes / before)
             groups.append(replace(group, at=on, sizes=reduction.carry_sizes(group.sizes)))
         run.groups = groups
         return x
@@ -339,8 +354,9 @@ class Decoding:
         for members in found.values():
             images, rows, at = (torch.tensor(part, device=pictured.device) for part in zip(*members, strict=True))
             if self.shown.kept is not None:
-                at = at.gather(1, self.shown.kept.sort(dim=1).values[images])
-            groups.append(Group(images, rows, at))
+                at = at.gather(1, self.shown.kept[images])
+            weighed = self.shown.sizes is not None and self.vlm.decoder.takes_bias
+            groups.append(Group(images, rows, at, self.shown.sizes[images] if weighed else None))  # type: ignore[index]
         return groups
 
     def _real(self, shape: tuple[int, ...], device: torch.device, mask: Tensor | None = None) -> Tensor:

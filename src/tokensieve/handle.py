@@ -139,6 +139,11 @@ class Handle:
                 if cut.part == "llm":
                     layers.setdefault(cut.layer, []).append(cut)
             vlm.decoder.check(0)
+            if not vlm.decoder.takes_bias and any(self._makes_sizes(cut.step) for cut in cuts):
+                told = (
+                    f"{self.plan}: {vlm.decoder.implementation} takes no bias, so that the decoder hears a merged token as one"
+                )
+                self.notes.append(f'{told}; attn_implementation="sdpa" hears it as often as it stands for patches')
             self._decoding = Decoding(vlm, layers, self._decide, self._left_of, lambda: self.context.get("question"))
 
     # --- on and off ---------------------------------------------------------------------------------------------
@@ -354,8 +359,8 @@ class Handle:
         h, w = state.grid or self._tower.grid
         return self._decoding.question_of(images, h * w)
 
-    def _left_of(self, images: int) -> tuple[Tensor, int] | None:
-        """Which patches the tower left of the images that it just saw, and how many there were; None: all."""
+    def _left_of(self, images: int) -> tuple[Tensor, Tensor | None, int] | None:
+        """Which patches the tower left of the images that it just saw, their sizes, and how many there were; None: all."""
         if not self._cuts:  # the tower is as it was, so it told nothing
             self._pass = Pass(samples=self._numbers(images), grid=self._tower.grid if self._tower else None, whole=True)
             return None
@@ -365,7 +370,7 @@ class Handle:
         if not self._pass.whole or self._pass.grid is None:
             raise UserError("patches of the images are missing before any cut (patch dropout), so their places are not known")
         h, w = self._pass.grid
-        return self._pass.at, h * w
+        return self._pass.at, self._pass.sizes, h * w
 
     def _numbers(self, images: int) -> Tensor:
         """The numbers of the images of a batch within the run: (B,)."""

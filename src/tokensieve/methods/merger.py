@@ -139,7 +139,7 @@ class Merger(nn.Module):
         return share, others.argmax(-1)
 
 
-SHARPNESS = 10.0  # what the cosine of two tokens is multiplied with in W's logits, at the start and at T = 1
+SHARPNESS = 50.0  # what the cosine of two tokens is multiplied with in W's logits, at the start and at T = 1
 
 
 @method(

@@ -34,6 +34,11 @@ class Decoder:
     def implementation(self) -> str:
         return str(self.module.config._attn_implementation)
 
+    @property
+    def takes_bias(self) -> bool:
+        """Whether numbers can be added to the attention logits of single tokens."""
+        return not self.implementation.startswith("flash")
+
     def check(self, length: int) -> None:
         """A UserError where the decoder is in a state in which it cannot be cut, or the sequence is too long for it."""
         if self.implementation not in MASKS:
@@ -61,7 +66,7 @@ class Decoder:
         """
         total = alive.shape[1]
         plain = bias is None and bool(alive.all())
-        if self.implementation.startswith("flash"):
+        if not self.takes_bias:
             if bias is not None:
                 raise UserError('a soft mask needs attn_implementation="sdpa" or "eager"; flash attention takes none')
             return None if plain else alive
