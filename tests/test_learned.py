@@ -200,13 +200,14 @@ def test_a_run_writes_weights_card_and_losses_and_resumes_to_the_same_bits(tmp_p
     broken, learner = tmp_path / "broken", selector.SelectorLearner(config.load(path))
     torch.manual_seed(99)  # what a stopped process leaves behind does not matter
     rows = [learner.step(index) for index in range(2)]
-    broken.mkdir()
-    checkpoint.save(broken, 2, {"learner": learner.state(), "generators": checkpoint.generators()})
-    kept = (whole / "log.jsonl").read_text().splitlines()[:2]
+    state = {"learner": learner.state(), "generators": [checkpoint.generators()]}
+    checkpoint.save(broken / "checkpoints", 2, state)
+    kept = (whole / "logs" / "log.jsonl").read_text().splitlines()[:2]
     assert [json.loads(row)["feature"] for row in kept] == [round(row["feature"], 6) for row in rows]
-    (broken / "log.jsonl").write_text("".join(row + "\n" for row in kept))
+    (broken / "logs").mkdir()
+    (broken / "logs" / "log.jsonl").write_text("".join(row + "\n" for row in kept))
     training.run(path, resume=True, output=broken, quiet=True)
-    for name in ("learned.safetensors", "log.jsonl"):
+    for name in ("learned.safetensors", "logs/log.jsonl"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes()
 
 
@@ -224,7 +225,7 @@ def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
         ('"learned@7:5"', '"lerned@7:5"', "Did you mean 'learned'"),
         ("steps: 4", "steps: 4\nfeature: 0\nlogits: 0\nattention: 0", "nothing to learn from"),
         ("steps: 4", "stepps: 4", "Did you mean 'steps'"),
-        ("warmup: 1", "warmup: 4", "yaml: optimizer.warmup: 4 is not less than the 4 steps"),
+        ("warmup: 1", "warmup: 4", "optimizer.warmup: 4 is not less than the 4 steps"),
         ("learned@7:5", "learned@out:5(rest=zero)", "use merge, fuse or drop"),
     ],
 )

@@ -74,17 +74,17 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, jitter):
     with_worker = written(tmp_path, TINY.replace("workers: 0", "workers: 1"))
     broken = tmp_path / "broken"
     process = subprocess.Popen(command(with_worker, broken), stderr=subprocess.PIPE, text=True)
-    wait_for(broken / "step-00000002", process)
+    wait_for(broken / "checkpoints" / "step-00000002", process)
     time.sleep(jitter)
     process.kill()
     process.communicate()
-    found, _ = checkpoint.latest(broken)
+    found, _ = checkpoint.latest(broken / "checkpoints")
     assert found is not None and found.step > 0
     training.run(path, resume=True, output=broken, quiet=True)
-    for name in ("scenes-v1.safetensors", "log.jsonl"):
+    for name in ("scenes-v1.safetensors", "logs/log.jsonl"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes()
-    last, _ = checkpoint.latest(whole)
-    again, _ = checkpoint.latest(broken)
+    last, _ = checkpoint.latest(whole / "checkpoints")
+    again, _ = checkpoint.latest(broken / "checkpoints")
     assert last is not None and again is not None and last.step == again.step == 6
     for part in ("muon", "adamw"):
         one, other = last.state["learner"][part]["state"], again.state["learner"][part]["state"]
@@ -96,11 +96,11 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, jitter):
 def test_told_to_stop_it_saves_says_where_and_exits(tmp_path, number, code):
     path = written(tmp_path, TINY.replace("steps: 3", "steps: 10000").replace("workers: 0", "workers: 1"))
     process = subprocess.Popen(command(path, tmp_path / "run"), stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for(tmp_path / "run" / "step-00000002", process)
+    wait_for(tmp_path / "run" / "checkpoints" / "step-00000002", process)
     os.killpg(process.pid, number)  # as a terminal and `timeout` do: the workers are meant too
     _, told = process.communicate(timeout=60)
     assert process.returncode == code
-    found, broken = checkpoint.latest(tmp_path / "run")
+    found, broken = checkpoint.latest(tmp_path / "run" / "checkpoints")
     assert found is not None and not broken and str(found.folder) in told and "--resume" in told
     assert "Traceback" not in told
 
@@ -133,7 +133,7 @@ class Stub:
 
 def test_the_loop_knows_nothing_of_what_is_learned(tmp_path, capsys):
     loop.train(Stub(), tmp_path, steps=5, checkpoint_every=2)
-    found, _ = checkpoint.latest(tmp_path)
+    found, _ = checkpoint.latest(tmp_path / "checkpoints")
     assert found is not None and found.step == 5 and found.state["learner"] == {"count": 5}
     assert "loss" in capsys.readouterr().err
 
@@ -141,7 +141,7 @@ def test_the_loop_knows_nothing_of_what_is_learned(tmp_path, capsys):
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path):
     with pytest.raises(UserError, match="step 3"):
         loop.train(Stub([1.0, 1.0, 1.0, float("nan")]), tmp_path, steps=4, checkpoint_every=1, quiet=True)
-    found, _ = checkpoint.latest(tmp_path)
+    found, _ = checkpoint.latest(tmp_path / "checkpoints")
     assert found is not None and found.step == 3
 
 
@@ -154,15 +154,15 @@ def test_a_run_is_not_overwritten_unasked(tmp_path):
 def test_resuming_passes_over_a_broken_checkpoint_and_mends_the_log(tmp_path, capsys):
     np.random.seed(0)
     loop.train(Stub(), tmp_path, steps=4, checkpoint_every=1, quiet=True)
-    before = (tmp_path / "log.jsonl").read_text()
-    (tmp_path / "step-00000004" / "state.json").write_text("{")
-    with (tmp_path / "log.jsonl").open("a") as log:
+    before = (tmp_path / "logs" / "log.jsonl").read_text()
+    (tmp_path / "checkpoints" / "step-00000004" / "state.json").write_text("{")
+    with (tmp_path / "logs" / "log.jsonl").open("a") as log:
         log.write('{"step": 9')  # torn
     learner = Stub()
     loop.train(learner, tmp_path, steps=4, checkpoint_every=1, resume=True, quiet=True)
     assert "step-00000004" in capsys.readouterr().err
     assert learner.count == 4
-    assert (tmp_path / "log.jsonl").read_text() == before  # the generators went on where they were
+    assert (tmp_path / "logs" / "log.jsonl").read_text() == before  # the generators went on where they were
 
 
 def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
@@ -189,7 +189,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
 
 def test_when_no_checkpoint_is_whole_it_says_so(tmp_path):
     loop.train(Stub(), tmp_path, steps=1, checkpoint_every=1, quiet=True)
-    (tmp_path / "step-00000001" / "manifest.json").unlink()
+    (tmp_path / "checkpoints" / "step-00000001" / "manifest.json").unlink()
     with pytest.raises(UserError, match="no whole checkpoint"):
         loop.train(Stub(), tmp_path, steps=1, checkpoint_every=1, resume=True, quiet=True)
 

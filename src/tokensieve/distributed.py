@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -45,6 +45,17 @@ class World:
             dist.gather_object(value, values)
         return values
 
+    def everyone(self, value: Any) -> list[Any]:
+        """Everybody's value, by rank, in all of them."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        with _together():
+            dist.all_gather_object(values, value)
+        return values
+
     def share(self, value: Any) -> Any:
         """Process 0's value, in all of them. While it computes, they wait as long as it lives."""
         if self.size == 1:
@@ -55,6 +66,22 @@ class World:
         with _together():
             dist.broadcast_object_list(box, group=self.patient)
         return box[0]
+
+    def lead(self, work: Callable[[], Any]) -> Any:
+        """Process 0 does it; what it returns, or the mistake it tells of, is everybody's."""
+        if self.size == 1:
+            return work()
+        made: Any = None
+        mistake: str | None = None
+        if self.leads:
+            try:
+                made = work()
+            except UserError as error:
+                mistake = str(error)
+        made, mistake = self.share((made, mistake))
+        if mistake is not None:
+            raise UserError(mistake)
+        return made
 
     @contextmanager
     def first(self) -> Iterator[None]:
@@ -130,4 +157,4 @@ def _together() -> Iterator[None]:
         yield
     except RuntimeError as error:  # gloo's word for a closed connection and for a time-out alike
         reason = " ".join(str(error).split())[:200]
-        raise Lost(f"another process of this job ended or did not answer in time (--timeout): {reason}") from error
+        raise Lost(f"another process of this job ended or did not answer in time (eval has --timeout): {reason}") from error

@@ -1,17 +1,20 @@
-"""Checkpoints that survive a kill at any moment: written aside, hashed, renamed; the last two are kept.
+"""Checkpoints that survive a kill at any moment: written aside, hashed, renamed; the last two and the best are kept.
 
-A checkpoint is a folder `step-00001200` with tensors.safetensors, state.json and manifest.json. The manifest holds the
-SHA-256 of the other two and is written last, so a folder is either whole and proven or it is not a checkpoint.
-Nothing in it is ever unpickled.
+A checkpoint is a folder `step-00001200`, or `best`, with tensors.safetensors, state.json and manifest.json. The manifest holds
+the SHA-256 of the other two and is written last, so a folder is either whole and proven or it is not a checkpoint.
+Nothing in it is ever unpickled. What others shall read, plain state dicts such as `token_merger_step_1200.pt`, lies beside the
+folders (and inside of `best`), for the same steps; we never read them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-KEPT = 2
+KEPT, BEST = 2, "best"
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
-_UNFINISHED = ".unfinished-"
+_UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
 
 
 class BrokenCheckpoint(ValueError):
@@ -38,37 +41,105 @@ class Checkpoint:
     folder: Path
 
 
-def save(run: Path, step: int, state: Any) -> Path:
+StateDicts = Mapping[str, Mapping[str, Tensor]]
+
+
+def save(run: Path, step: int, state: Any, exports: StateDicts | None = None) -> Path:
     """Write `state` (nested dicts, lists, tuples of tensors and plain values) after `step` steps; drop older ones.
 
     Raises OSError when it cannot be written and FloatingPointError when a tensor is not finite; the ones before stay.
+    The state dicts of `exports` go first: a step that can be resumed has its own.
     """
-    run.mkdir(parents=True, exist_ok=True)
+    final = _prepare(run, f"step-{step:08d}")
+    packed = _checked(step, state)
+    for name, content in _exported(exports, step):
+        aside = run / f"{_UNFINISHED}{name}"
+        _put(aside, content)
+        aside.rename(run / name)
+    _write(final, step, *packed, {})
+    for old in _folders(run)[:-KEPT]:
+        shutil.rmtree(old)
+    kept = {_step_of(folder) for folder in _folders(run)}
+    for path in run.glob("*_step_*.pt"):
+        if path.stem.rpartition("_")[2] not in kept:
+            path.unlink()
+    return final
+
+
+def save_best(run: Path, step: int, state: Any, exports: StateDicts | None = None) -> Path:
+    """Write the same as `save`, into the one folder `best`, in place of what it held."""
+    final = _prepare(run, BEST)
+    _write(final, step, *_checked(step, state), dict(_exported(exports, step)))
+    return final
+
+
+def mend(run: Path) -> None:
+    """Clear away what a kill left unfinished; bring back a folder whose replacement did not come."""
+    for old in run.glob(f"{_REPLACED}*"):
+        final = run / old.name.removeprefix(_REPLACED)
+        if final.exists():
+            shutil.rmtree(old)
+        else:
+            old.rename(final)
     for left_over in run.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(left_over)
+        if left_over.is_dir():
+            shutil.rmtree(left_over)
+        else:
+            left_over.unlink()
+
+
+def _prepare(run: Path, name: str) -> Path:
+    run.mkdir(parents=True, exist_ok=True)
+    mend(run)
+    return run / name
+
+
+def _checked(step: int, state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The state in two parts, what JSON can say and the tensors, all of them finite."""
     tensors: dict[str, Tensor] = {}
     plain = _pack(state, "", tensors)
     bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
     if bad:
         raise FloatingPointError(f"step {step}: NaN or infinity in {', '.join(bad[:5])}; no checkpoint written")
-    final, aside = run / f"step-{step:08d}", run / f"{_UNFINISHED}{step:08d}"
+    return plain, tensors
+
+
+def _exported(exports: StateDicts | None, step: int) -> list[tuple[str, bytes]]:
+    """File names and contents that `torch.load(..., weights_only=True)` reads."""
+    files = []
+    for name, tensors in (exports or {}).items():
+        buffer = io.BytesIO()
+        torch.save({key: value.detach().cpu().clone() for key, value in tensors.items()}, buffer)
+        files.append((f"{name}_step_{step}.pt", buffer.getvalue()))
+    return files
+
+
+def _write(final: Path, step: int, plain: Any, tensors: dict[str, Tensor], files: dict[str, bytes]) -> None:
+    """Make the folder aside, then put it in its place, where there may be one already."""
+    aside, old = final.with_name(f"{_UNFINISHED}{final.name}"), final.with_name(f"{_REPLACED}{final.name}")
     aside.mkdir()
     try:
         save_file(tensors, str(aside / _TENSORS))
     except SafetensorError as error:  # how safetensors tells of a full disk
         raise OSError(f"{aside / _TENSORS}: {error}") from error
     (aside / _STATE).write_text(json.dumps({"step": step, "state": plain}, allow_nan=False), encoding="utf-8")
+    for name, content in files.items():
+        _put(aside / name, content)
     digests = {name: _digest(aside / name) for name in (_TENSORS, _STATE)}
     (aside / _MANIFEST).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
     for place in (aside / _TENSORS, aside / _STATE, aside / _MANIFEST, aside):
         _sync(place)
     if final.exists():
-        shutil.rmtree(final)
+        final.rename(old)
     aside.rename(final)
-    _sync(run)
-    for old in _folders(run)[:-KEPT]:
+    _sync(final.parent)
+    if old.exists():
         shutil.rmtree(old)
-    return final
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    _sync(path)
 
 
 def load(folder: Path) -> Checkpoint:
@@ -100,6 +171,11 @@ def latest(run: Path) -> tuple[Checkpoint | None, list[BrokenCheckpoint]]:
 
 def _folders(run: Path) -> list[Path]:
     return sorted(path for path in run.glob("step-*") if path.is_dir())
+
+
+def _step_of(folder: Path) -> str:
+    """The step of a folder's name, as file names say it: step-00000200 is "200"."""
+    return folder.name.removeprefix("step-").lstrip("0") or "0"
 
 
 def _digest(path: Path) -> str:

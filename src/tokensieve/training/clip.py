@@ -30,7 +30,7 @@ from tokensieve import embedded, results
 from tokensieve.config import ClipTraining, Phase
 from tokensieve.data import scenes
 from tokensieve.data.embedded import TEMPLATES, EmbeddedScenes, as_batch, split_seed
-from tokensieve.training.loop import LOG
+from tokensieve.training.log import loss_curve
 from tokensieve.training.muon import optimizers
 
 _COLOURS, _SHAPES = list(scenes.COLOURS), list(scenes.SHAPES)
@@ -291,22 +291,3 @@ def export(learner: ClipLearner, run: Path) -> dict[str, Any]:
     }
     results.write_json(run / "card.json", card)
     return card
-
-
-def loss_curve(run: Path) -> list[dict[str, float]]:
-    """The log in a hundred rows, written as losses.csv beside it."""
-    rows = [json.loads(row) for row in (run / LOG).read_text(encoding="utf-8").splitlines()]
-    curve = thinned(rows, every=max(1, len(rows) // 100))
-    table = [",".join(curve[0]), *(",".join(map(str, row.values())) for row in curve)]
-    results.write_text(run / "losses.csv", "\n".join(table) + "\n")
-    return curve
-
-
-def thinned(rows: list[dict[str, float]], every: int) -> list[dict[str, float]]:
-    """Means over stretches of `every` rows; each carries the step it ends with."""
-    out = []
-    for start in range(0, len(rows), every):
-        stretch = rows[start : start + every]
-        means = {key: round(sum(row[key] for row in stretch) / len(stretch), 4) for key in stretch[0] if key != "step"}
-        out.append({"step": stretch[-1]["step"]} | means)
-    return out

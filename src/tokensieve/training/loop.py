@@ -1,129 +1,285 @@
-"""One loop for every training: steps, a log of losses, checkpoints, signals. What is learned is the learner's affair."""
+"""One loop for every training: steps, evaluations, checkpoints, signals, in one process or several. What is learned is the
+learner's affair.
+
+    <run>/checkpoints/step-00000200/     everything, to go on from there; the last two are kept (checkpoint.py)
+    <run>/checkpoints/<part>_step_200.pt plain state dicts of the same steps, of learners that have `exports`
+    <run>/checkpoints/best/              the same of the step that was best by the learner's own measure
+    <run>/logs/                          training.log, log.jsonl, tensorboard/ (log.py)
+"""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
-from tqdm import tqdm
-
+from tokensieve import distributed, results
+from tokensieve.distributed import World
 from tokensieve.errors import UserError
 from tokensieve.training import checkpoint
+from tokensieve.training.log import FOLDER, ROWS, Log, cut, told
 
-LOG = "log.jsonl"
+CHECKPOINTS = "checkpoints"
+LOG = f"{FOLDER}/{ROWS}"
+Report = Callable[[int, Mapping[str, float]], None]
 
 
 class Learner(Protocol):
-    """What the loop drives. `step(i)` draws batch i, learns from it and returns its losses; the rest is its state."""
+    """What the loop drives. `step(i)` draws batch i, learns from it and returns its losses; the rest is its state.
+
+    A learner may also have
+
+        exports() -> dict[str, dict[str, Tensor]]    plain state dicts to write, by the first part of the file's name
+        evaluate(done) -> dict[str, float] | None    numbers on the validation split, never on a test split
+        better: tuple[str, "max" | "min"]            which of these numbers makes a step the best; of a learner that has no
+                                                     `evaluate`: which loss, as its mean between two checkpoints
+        accelerator: accelerate.Accelerator          if it can run in several processes: all of them call everything, with the
+                                                     same names of losses; mixed precision and accumulation are within `step`
+
+    The global generators of torch, numpy and Python are the loop's to save, those of every process; all others are state.
+    Evaluating does not move them, so a run ends with the same weights however often it is evaluated.
+    """
 
     def step(self, index: int) -> dict[str, float]: ...
     def state(self) -> dict[str, Any]: ...
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-class _Signals:
-    """Notes the first Ctrl-C or SIGTERM, so that the step in hand is finished and saved; a second one exits at once."""
+def train(
+    learner: Learner,
+    run: Path,
+    *,
+    steps: int,
+    checkpoint_every: int,
+    evaluate_every: int | None = None,
+    log_every: int = 1,
+    resume: bool = False,
+    quiet: bool = False,
+    report: Report | None = None,
+) -> dict[str, float] | None:
+    """Do `steps` steps, or the rest of them; the last evaluation. A run that was stopped and resumed ends with the same bits.
 
-    def __init__(self) -> None:
-        self.caught: int | None = None
+    A learner that can be evaluated is so every `evaluate_every` steps and at the end.
+    report: called by process 0 with the steps done and the numbers after each evaluation; what it raises ends the run.
+    Raises UserError when a loss is not finite, or when there is a run and no wish to resume it; exits with 130 or 143,
+    after a checkpoint, when it is told to stop.
+    """
+    progress = _Progress(learner, run, processes(learner))
+    start = progress.begin(resume, quiet)
+    evaluates = hasattr(learner, "evaluate")
+    with _Signals(progress.world) as signals, Log(run, start, steps, log_every, quiet, progress.world.leads) as log:
+        progress.log = log
+        log.say(f"resumed after step {start} from {progress.saved}" if start else f"begun, {steps} steps to do")
+        for index in log.indices():
+            progress.learn(index)
+            done = index + 1
+            due = done % checkpoint_every == 0 or done == steps
+            if evaluates and (done == steps or (evaluate_every and done % evaluate_every == 0)):
+                progress.evaluate(report)
+            if due and not evaluates:
+                progress.judge_by_loss()
+            stop = max(progress.world.everyone(signals.caught))
+            if due or stop:
+                progress.save()
+            if stop:
+                log.bar.close()
+                progress.tell(f"stopped after step {done} of {steps}; checkpoint in {progress.saved}; continue with --resume")
+                raise SystemExit(128 + stop)
+    return progress.evaluation
+
+
+class _Progress:
+    """A run on its way: what has been done, how good it was, and what of it is on the disk."""
+
+    log: Log
+
+    def __init__(self, learner: Any, run: Path, world: World) -> None:
+        self.learner, self.run, self.world = learner, run, world
+        self.done = 0
+        self.saved: Path | None = None
+        self.best: float | None = None
+        self.recent: list[float] = []  # the loss that `better` names, since it was last judged
+        self.evaluation: dict[str, float] | None = None
+
+    def begin(self, resume: bool, quiet: bool) -> int:
+        """Restore the newest good checkpoint, if that is wanted and there is one. Returns the step to begin with."""
+        found: checkpoint.Checkpoint | None = self.world.lead(lambda: _find(self.run, resume))
+        if found is None:
+            return 0
+        generators = found.state["generators"]
+        if isinstance(generators, dict):  # as runs of one process were saved in 0.1
+            generators = [generators]
+        if len(generators) != self.world.size:
+            raise UserError(
+                f"{self.run} was begun with {len(generators)} processes and this is {self.world.size}; "
+                f"resume it with {len(generators)}, or begin a new run with another --output"
+            )
+        self.learner.restore(found.state["learner"])
+        checkpoint.restore_generators(generators[self.world.rank])
+        self.done, self.saved = found.step, found.folder
+        for name, value in found.state.get("progress", {}).items():
+            setattr(self, name, value)
+        if not quiet and self.world.leads:
+            print(f"resumed after step {found.step} from {found.folder}", file=sys.stderr)
+        return found.step
+
+    def learn(self, index: int) -> None:
+        """One step, and its losses: their means over the processes."""
+        told_by = self.world.everyone(self.learner.step(index))
+        for rank, losses in enumerate(told_by):
+            if not all(math.isfinite(loss) for loss in losses.values()):
+                where = f" in process {rank}" if self.world.size > 1 else ""
+                good = f"the last good checkpoint is {self.saved}" if self.saved else "there was no checkpoint yet"
+                self.fail(f"step {index}: a loss is not finite{where} ({told(losses)}); {good}; try a lower learning rate")
+        losses = {name: sum(one[name] for one in told_by) / len(told_by) for name in told_by[0]}
+        self.done = index + 1
+        self.log.losses(self.done, losses)
+        if hasattr(self.learner, "better") and not hasattr(self.learner, "evaluate"):
+            self.recent.append(losses[self.learner.better[0]])
+
+    def evaluate(self, report: Report | None) -> None:
+        """Measure, keep it if it is the best, tell. The generators are afterwards as they were."""
+        generators = checkpoint.generators()
+        numbers = results.sane(self.world.share(self.learner.evaluate(self.done)))
+        checkpoint.restore_generators(generators)
+        if numbers is None:
+            return
+        self.evaluation = numbers
+        self.log.evaluation(self.done, numbers)
+        if hasattr(self.learner, "better"):
+            self.judge(numbers[self.learner.better[0]])
+        if report is not None and self.world.leads:
+            report(self.done, numbers)
+
+    def judge_by_loss(self) -> None:
+        """Without an evaluation: the mean of a loss since the last time decides."""
+        if self.recent:
+            self.judge(sum(self.recent) / len(self.recent))
+            self.recent = []
+
+    def judge(self, value: float | None) -> None:
+        """Keep this step if it is better than all before."""
+        name, direction = self.learner.better
+        if value is None or (self.best is not None and (value <= self.best if direction == "max" else value >= self.best)):
+            return
+        self.best = value
+        self.log.say(f"the best {name} so far, {value:.6g}: kept in {self._write(checkpoint.save_best)}")
+
+    def save(self) -> None:
+        self.saved = self._write(checkpoint.save)
+        self.log.say(f"checkpoint in {self.saved}")
+
+    def _write(self, save: Callable[..., Path]) -> Path:
+        exports = self.learner.exports() if hasattr(self.learner, "exports") else None
+        state = {
+            "learner": self.learner.state(),
+            "generators": self.world.everyone(checkpoint.generators()),
+            "progress": {"best": self.best, "recent": self.recent, "evaluation": self.evaluation},
+        }
+
+        def write() -> Path:
+            try:
+                return save(self.run / CHECKPOINTS, self.done, state, exports)
+            except OSError as error:
+                before = f"the one before, {self.saved}, is intact" if self.saved else "there is none before"
+                raise UserError(
+                    f"step {self.done}: no checkpoint could be written to {self.run} ({error}); {before}: "
+                    "make room and continue with --resume"
+                ) from error
+            except FloatingPointError as error:
+                raise UserError(f"{error}; the last good one is {self.saved}; try a lower learning rate") from error
+
+        return self.world.lead(write)
+
+    def tell(self, text: str) -> None:
+        """In training.log and on stderr."""
+        self.log.say(text)
+        if self.world.leads:
+            print(text, file=sys.stderr)
+
+    def fail(self, text: str) -> NoReturn:
+        self.log.say(text)
+        raise UserError(text)
+
+
+def processes(learner: Any) -> World:
+    """The processes of this training, which must be as many as the launcher started."""
+    accelerator = getattr(learner, "accelerator", None)
+    known = World()
+    if accelerator is not None:
+        known = World(accelerator.process_index, accelerator.num_processes, accelerator.local_process_index)
+    started = distributed.from_environment(os.environ).size
+    if known.size == started:
+        return known
+    if accelerator is None:
+        raise UserError(f"this training runs in one process, but the launcher started {started}; use tokensieve train alone")
+    raise UserError(
+        f"the launcher started {started} processes, but they run as {known.size}; "
+        f"use torchrun --nproc_per_node {started} -m tokensieve train CONFIG"
+    )
+
+
+def _find(run: Path, resume: bool) -> checkpoint.Checkpoint | None:
+    """The newest good checkpoint to go on from; the folder is made ready. A UserError if it cannot be begun or resumed."""
+    folder = run / CHECKPOINTS
+    try:
+        for place in (folder, run / FOLDER):
+            place.mkdir(parents=True, exist_ok=True)
+        if resume:
+            _move_in(run)
+        checkpoint.mend(folder)
+    except OSError as error:
+        raise UserError(f"{str(run)!r} cannot be written to ({error.strerror}); give another folder with --output") from None
+    found, broken = checkpoint.latest(folder)
+    if not resume and (found or broken or any(run.glob("step-*"))):
+        raise UserError(f"{run} holds a run already; add --resume to continue it, or give another folder with --output")
+    for harm in broken:
+        print(f"passed over a broken checkpoint: {harm}", file=sys.stderr)
+    if broken and found is None:
+        raise UserError(f"no whole checkpoint in {run}; start again with another folder (--output)")
+    cut(run, found.step if found else 0)
+    return found
+
+
+def _move_in(run: Path) -> None:
+    """A run of 0.1 had its checkpoints and its log right in its folder; they go where they are looked for now."""
+    for old in run.glob("step-*"):
+        old.rename(run / CHECKPOINTS / old.name)
+    if (run / ROWS).exists():
+        (run / ROWS).rename(run / FOLDER / ROWS)
+
+
+class _Signals:
+    """Notes the first Ctrl-C or SIGTERM, so that the step in hand is finished and saved; a second one exits at once.
+
+    A launcher and a cluster may both pass on what was one signal, so with several processes a second one counts after a while.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.caught = 0
+        self._when = 0.0
+        self._patience = 2.0 if world.size > 1 else 0.0
         self._before: dict[int, Any] = {}
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.caught is not None:
+        if not self.caught:
+            self.caught, self._when = number, time.monotonic()
+        elif time.monotonic() - self._when >= self._patience:
             os._exit(128 + number)
-        self.caught = number
 
     def __enter__(self) -> _Signals:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
+        if threading.current_thread() is threading.main_thread():  # only there can signals be taken
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-
-def train(learner: Learner, run: Path, *, steps: int, checkpoint_every: int, resume: bool = False, quiet: bool = False) -> None:
-    """Do `steps` steps, or the rest of them. A run that was stopped and resumed ends with the same bits.
-
-    Raises UserError when a loss is not finite, or when there is a run and no wish to resume it; exits with 130 or 143,
-    after a checkpoint, when it is told to stop.
-    """
-    start = _begin(learner, run, resume, quiet)
-    with _Signals() as signals, (run / LOG).open("a", buffering=1, encoding="utf-8") as log:
-        bar = tqdm(range(start, steps), initial=start, total=steps, disable=quiet, unit="step", dynamic_ncols=True)
-        for index in bar:
-            losses = learner.step(index)
-            if not all(math.isfinite(loss) for loss in losses.values()):
-                raise UserError(
-                    f"step {index}: a loss is not finite ({_told(losses)}); "
-                    f"the checkpoints in {run} are from before; begin a new run with a lower learning rate"
-                )
-            log.write(json.dumps({"step": index} | {name: round(loss, 6) for name, loss in losses.items()}) + "\n")
-            bar.set_postfix_str(_told(losses), refresh=False)
-            done, stop = index + 1, signals.caught
-            if done % checkpoint_every == 0 or done == steps or stop is not None:
-                folder = _save(learner, run, done)
-            if stop is not None:
-                bar.close()
-                print(f"stopped after step {done} of {steps}; checkpoint in {folder}; continue with --resume", file=sys.stderr)
-                raise SystemExit(128 + stop)
-
-
-def _save(learner: Learner, run: Path, done: int) -> Path:
-    try:
-        return checkpoint.save(run, done, {"learner": learner.state(), "generators": checkpoint.generators()})
-    except OSError as error:
-        raise UserError(
-            f"step {done}: no checkpoint could be written to {run} ({error}); the one before is intact: "
-            "make room and continue with --resume"
-        ) from error
-    except FloatingPointError as error:
-        raise UserError(f"{error}; begin a new run with a lower learning rate") from error
-
-
-def _begin(learner: Learner, run: Path, resume: bool, quiet: bool) -> int:
-    """Restore the newest good checkpoint, if that is wanted and there is one. Returns the step to begin with."""
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-        (run / LOG).touch()
-    except OSError as error:
-        raise UserError(f"{str(run)!r} cannot be written to ({error.strerror}); give another folder with --output") from None
-    found, broken = checkpoint.latest(run)
-    if not resume:
-        if found or broken:
-            raise UserError(f"{run} holds a run already; add --resume to continue it, or give another folder with --output")
-        (run / LOG).write_text("", encoding="utf-8")
-        return 0
-    for harm in broken:
-        print(f"passed over a broken checkpoint: {harm}", file=sys.stderr)
-    if found is None:
-        if broken:
-            raise UserError(f"no whole checkpoint in {run}; start again with another folder (--output)")
-        (run / LOG).write_text("", encoding="utf-8")
-        return 0
-    learner.restore(found.state["learner"])
-    checkpoint.restore_generators(found.state["generators"])
-    rows = [row for row in (run / LOG).read_text(encoding="utf-8").splitlines() if _is_before(row, found.step)]
-    (run / LOG).write_text("".join(row + "\n" for row in rows), encoding="utf-8")
-    if not quiet:
-        print(f"resumed after step {found.step} from {found.folder}", file=sys.stderr)
-    return found.step
-
-
-def _is_before(row: str, step: int) -> bool:
-    """Whether a log row is of a step that the checkpoint knows; a row torn by a kill is not."""
-    try:
-        return json.loads(row)["step"] < step
-    except ValueError:
-        return False
-
-
-def _told(losses: dict[str, float]) -> str:
-    return " ".join(f"{name} {loss:.3f}" for name, loss in losses.items())

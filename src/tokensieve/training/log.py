@@ -1,0 +1,155 @@
+"""What a run tells of itself: a progress bar, training.log to read, log.jsonl to compute with, curves for TensorBoard.
+
+A row of log.jsonl is {"step": 17, "loss": 0.3} for the losses of step 17, counted from 0, or {"step": 199, "evaluation": {...}}
+for what was measured when step 199 was done. Everywhere else a step is the number of steps done, as in the checkpoints' names.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from tokensieve import results
+from tokensieve.errors import UserError
+
+FOLDER = "logs"
+ROWS, TEXT, CURVES = "log.jsonl", "training.log", "tensorboard"
+
+
+class Log:
+    """Of a run from step `start` on. Only the process that leads writes; in the others nothing happens."""
+
+    def __init__(self, run: Path, start: int, steps: int, every: int, quiet: bool, leads: bool) -> None:
+        self.folder, self.start, self.steps, self.every = run / FOLDER, start, steps, every
+        self.quiet, self.leads = quiet, leads
+
+    def __enter__(self) -> Log:
+        if not self.leads:
+            return self
+        from torch.utils.tensorboard import SummaryWriter
+
+        with self._room():
+            self.rows = (self.folder / ROWS).open("a", buffering=1, encoding="utf-8")
+            self.text = (self.folder / TEXT).open("a", buffering=1, encoding="utf-8")
+            # what an earlier process drew beyond the checkpoint is hidden, so the curves go on as one
+            purge = self.start + 1 if self.start else None
+            self.curves = SummaryWriter(str(self.folder / CURVES), purge_step=purge)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.leads:
+            with self._room() if kind is None else suppress(OSError):  # what went wrong first is what is told
+                self.rows.close()
+                self.text.close()
+                self.curves.close()
+
+    def indices(self) -> tqdm[int]:
+        """The indices of the steps, with a bar."""
+        hidden, todo = self.quiet or not self.leads, range(self.start, self.steps)
+        self.bar = tqdm(todo, initial=self.start, total=self.steps, disable=hidden, unit="step", dynamic_ncols=True)
+        return self.bar
+
+    def losses(self, done: int, losses: Mapping[str, float]) -> None:
+        self.bar.set_postfix_str(told(losses), refresh=False)
+        if not self.leads or (done % self.every and done != self.steps):
+            return
+        with self._room():
+            self._row({"step": done - 1} | {name: round(loss, 6) for name, loss in losses.items()})
+            self._line(f"step {done}/{self.steps}  {told(losses, 5)}")
+            self._draw("train", done, losses)
+
+    def evaluation(self, done: int, numbers: Mapping[str, Any]) -> None:
+        if not self.leads:
+            return
+        width = max(map(len, numbers), default=0)
+        with self._room():
+            self._row({"step": done - 1, "evaluation": results.sane(numbers)})
+            rows = "".join(f"\n    {name:<{width}}  {_short(value)}" for name, value in numbers.items())
+            self._line(f"evaluation after step {done}{rows}")
+            self._draw("evaluation", done, numbers)
+            self.curves.flush()
+
+    def say(self, text: str) -> None:
+        """A line in training.log."""
+        if self.leads:
+            with self._room():
+                self._line(text)
+
+    def _row(self, row: Mapping[str, Any]) -> None:
+        self.rows.write(json.dumps(row) + "\n")
+
+    def _line(self, text: str) -> None:
+        self.text.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+
+    def _draw(self, group: str, done: int, numbers: Mapping[str, Any]) -> None:
+        for name, value in numbers.items():
+            if isinstance(value, (int, float)):
+                self.curves.add_scalar(f"{group}/{name}", value, done)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self.folder} cannot be written to ({error.strerror or error}); the last checkpoint is intact: "
+                "make room and continue with --resume"
+            ) from error
+
+
+def told(losses: Mapping[str, float], digits: int = 3) -> str:
+    return " ".join(f"{name} {loss:.{digits}f}" for name, loss in losses.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def cut(run: Path, step: int) -> None:
+    """Leave in log.jsonl what was done before a step: the rest will be done again. A row torn by a kill goes too."""
+    path = run / FOLDER / ROWS
+    rows = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    results.write_text(path, "".join(row + "\n" for row in rows if _is_before(row, step)))
+
+
+def _is_before(row: str, step: int) -> bool:
+    try:
+        return json.loads(row)["step"] < step
+    except ValueError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------ after the last step
+
+
+def loss_curve(run: Path) -> list[dict[str, float]]:
+    """The losses of the log in a hundred rows, written to the run's folder as losses.csv."""
+    rows = [json.loads(row) for row in (run / FOLDER / ROWS).read_text(encoding="utf-8").splitlines()]
+    rows = [row for row in rows if "evaluation" not in row]
+    curve = thinned(rows, every=max(1, len(rows) // 100))
+    names = list(dict.fromkeys(name for row in curve for name in row))
+    table = [",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in curve)]
+    results.write_text(run / "losses.csv", "\n".join(table) + "\n")
+    return curve
+
+
+def thinned(rows: list[dict[str, float]], every: int) -> list[dict[str, float]]:
+    """Means over stretches of `every` rows; each carries the step it ends with."""
+    out = []
+    for start in range(0, len(rows), every):
+        stretch = rows[start : start + every]
+        names = dict.fromkeys(name for row in stretch for name in row if name != "step")
+        means = {name: round(_mean(row[name] for row in stretch if name in row), 4) for name in names}
+        out.append({"step": stretch[-1]["step"]} | means)
+    return out
+
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
