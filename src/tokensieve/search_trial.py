@@ -48,7 +48,7 @@ def reporter(snapshot: Path, trial_id: int) -> Callable[[int, Mapping[str, float
     """What hands the numbers of each evaluation to Optuna, and ends the training if it has seen enough."""
     config = configuration.load(snapshot)
     manager, settings = config.manager_settings, config.search_settings
-    if len(settings.objectives) > 1:  # Optuna prunes by a single number
+    if settings.pruner == "none" or len(settings.objectives) > 1:  # Optuna prunes by a single number
         return _listen
     optuna, name = search.library(), settings.objectives[0].name
     with search.quietly():
