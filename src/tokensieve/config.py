@@ -241,6 +241,9 @@ class CaptionTraining(Training):
         return self
 
 
+QuestionKind = Literal["colour", "shape", "count", "position", "presence", "place"]
+
+
 class LlavaPhase(Section):
     """A stretch of training in which every picture has so many questions."""
 
@@ -249,12 +252,16 @@ class LlavaPhase(Section):
     """Pictures in a step."""
     questions: Annotated[int, Field(ge=0)] = 8
     """Questions about each picture; with 0 only the patches are named, which needs no language model."""
+    kinds: Annotated[tuple[QuestionKind, ...], Field(min_length=1)] = ("colour", "shape", "count", "position", "presence")
+    """The kinds of questions, which take turns; one that stands here twice comes twice as often."""
     layers: Count | None = None
     """How many of the language model's layers run, evenly spread; the others wait and pass everything on. None: all."""
     patches: Annotated[float, Field(ge=0)] = 1.0
     """Weight of naming what lies in each patch beside the answers."""
     places: Annotated[float, Field(ge=0)] = 1.0
     """Weight of telling where in the picture each patch lies."""
+    lr: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] | None = None
+    """Learning rate at the first and at the last step, with a straight line between; None: the optimizer's."""
 
 
 class LlavaTraining(Training):
@@ -268,6 +275,8 @@ class LlavaTraining(Training):
     """Layers of the language model."""
     seed: Annotated[int, Field(ge=0)] = 0
     optimizer: Optimizer = Optimizer()
+    horizon: Count | None = None
+    """For how many steps the optimizer's learning rate is planned; None: for all."""
     phases: Annotated[tuple[LlavaPhase, ...], Field(min_length=1)]
     threads: Count | None = None
     checkpoint_every: Count = 50

@@ -427,6 +427,7 @@ class Question:
 QUESTION_KINDS = ("colour", "shape", "count", "position", "presence")
 NUMBERS = ("one", "two", "three", "four")
 RELATIONS = ("left of", "right of", "above", "below")
+PLACES = ("left", "right", "above", "below")
 
 
 def ask(seed: int, index: int, pairs: Sequence[Pair] = PAIRS) -> tuple[Scene, Question]:
@@ -439,14 +440,14 @@ def ask(seed: int, index: int, pairs: Sequence[Pair] = PAIRS) -> tuple[Scene, Qu
 
 
 def ask_many(
-    seed: int, index: int, number: int, pairs: Sequence[Pair] = PAIRS, difficulty: Difficulty = FULL
+    seed: int, index: int, number: int, pairs: Sequence[Pair] = PAIRS, kinds: Sequence[str] = QUESTION_KINDS
 ) -> tuple[Scene, list[Question]]:
-    """A scene of 1 to 4 objects and up to `number` questions about it, the kinds in turn. Only presence may come twice,
-    so that yes and no stay equally likely."""
+    """A scene of 1 to 4 objects and up to `number` questions about it, the kinds in turn: for training, which may also ask
+    for the "place" of one object. Only presence may come twice, so that yes and no stay equally likely."""
     rng = np.random.default_rng([seed, index, 6])
-    scene = several(seed, index, pairs, int(rng.integers(1, 5)), difficulty)
+    scene = several(seed, index, pairs, int(rng.integers(1, 5)))
     things = len(scene.objects)
-    kinds = [kind for kind in QUESTION_KINDS if kind != "position" or things > 1]
+    kinds = [kind for kind in kinds if kind != "position" or things > 1]
     asked: dict[str | int, Question] = {}
     for turn in range(2 * number):  # a scene of one object has few questions
         kind = kinds[(index + turn) % len(kinds)]
@@ -469,6 +470,10 @@ def _question(rng: np.random.Generator, scene: Scene, kind: str, picked: np.ndar
         other = scene.objects[picked[1]]
         text = f"where is the {name_of(thing.pair)} seen from the {name_of(other.pair)}?"
         return Question(kind, text, relation(thing, other), RELATIONS)
+    if kind == "place":
+        middle = replace(thing, x=SIZE / 2, y=SIZE / 2)
+        text = f"where is the {name_of(thing.pair)} in the picture?"
+        return Question(kind, text, PLACES[RELATIONS.index(relation(thing, middle))], PLACES)
     asked = thing.pair
     present = {t.pair for t in scene.objects}
     answer = "yes" if rng.random() < 0.5 else "no"
