@@ -268,6 +268,7 @@ def arguments(images: list[str], **flags: Any) -> argparse.Namespace:
         "plan": None,
         "compare": [],
         "model": None,
+        "question": None,
         "pretrained": None,
         "model_type": "open_clip",
         "weights": None,

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from tests import vqa_files
+from tests.pictures import picture
 from tests.test_distributed import torchrun
-from tokensieve import embedded
+from tokensieve import embedded, show
 from tokensieve.cli import main
 from tokensieve.data import vqa as questions
 from tokensieve.handle import apply
 from tokensieve.models import load_vlm
+from tokensieve.plan import Plan
 from tokensieve.tasks.vqa import SHORT, answer_questions, exact_match, soft_score
 
 Run = Callable[..., SimpleNamespace]
@@ -175,6 +177,25 @@ def test_two_processes_give_the_numbers_of_one(run: Run, model: str, tmp_path: P
     (file,) = shared.glob("*.json")
     row = json.loads(file.read_text())
     assert row["metrics"] == alone["random@llm.2:50%"]["metrics"] and row["run"]["processes"] == 2
+
+
+def test_a_picture_tells_the_question_and_both_answers(run: Run, model: str, tmp_path: Path) -> None:
+    flags = ["--model", model, "--model_type", "vlm", "--plan", "random@1:18 + random@llm.3:9"]
+    assert main(["show", "embedded:3", *flags, "--output", "one.png"]) == 0 and Path("one.png").stat().st_size > 1000
+    photo = tmp_path / "photo.png"
+    picture(0, 0).save(photo)
+    assert main(["show", str(photo), *flags]) == 2  # nothing was asked
+    assert main(["show", str(photo), *flags, "--question", "what colour is this ?"]) == 0
+    loaded = load_vlm.load(model)
+    asked = [show.read_question("embedded:3", 0, None), show.read_question(str(photo), 1, "is this red ?")]
+    items = [item for _, item, _ in asked]
+    full = answer_questions(loaded.model, loaded.processor, items)
+    bands = show.make_answered_bands(loaded, [Plan.parse(flags[-1]), Plan.parse("none")], asked)
+    for of_image, item, said in zip(bands, items, full, strict=True):
+        assert item.question in of_image[0].name and repr(said) in of_image[0].name
+        assert [stage.layer for stage in of_image[0].stages] == ["1", "llm.3"] and of_image[0].stages[-1].tokens_out == 9
+        assert of_image[1].notes == [f"answer: {said!r}"] and of_image[1].stages == []
+    assert "expected: 'right of'" in bands[0][0].name and "expected" not in bands[1][0].name
 
 
 def test_inputs_stay_as_the_processor_made_them_in_a_worker(run: Run, tmp_path: Path) -> None:

@@ -380,6 +380,7 @@ def _show_flags(parser: Parser) -> None:
     )
     parser.add_argument("--plan", metavar="PLAN", help="default: anchor(k=10,m=50,alpha=0.5)")
     parser.add_argument("--compare", nargs="+", default=[], metavar="PLAN", help="more plans, side by side")
+    parser.add_argument("--question", metavar="TEXT", help="ask a vision-language model this, and tell its answers too")
     parser.add_argument("--model", metavar="NAME", help="default: the embedded one")
     parser.add_argument("--pretrained", metavar="TAG", help="weights of the model")
     _model_type_flag(parser)

@@ -388,9 +388,11 @@ def _blocks(one: Band, brief: bool) -> list[Block]:
 def where(layer: str) -> str:
     """A layer of the ledger in words.
 
-    >>> where("4"), where("4.attn"), where("out"), where("0")
-    ('after block 4', 'inside block 4', 'output', 'before block 1')
+    >>> where("4"), where("4.attn"), where("out"), where("0"), where("llm.10")
+    ('after block 4', 'inside block 4', 'output', 'before block 1', 'before LLM layer 10')
     """
+    if layer.startswith("llm."):
+        return f"before LLM layer {layer.removeprefix('llm.')}"
     if layer in ("out", "0"):
         return {"out": "output", "0": "before block 1"}[layer]
     return f"inside block {layer.removesuffix('.attn')}" if layer.endswith(".attn") else f"after block {layer}"

@@ -1,10 +1,11 @@
-"""`tokensieve show`: pictures of what plans keep of images, as PNG files."""
+"""`tokensieve show`: pictures of what plans keep of images, as PNG files; of a VLM also its answers to a question."""
 
 from __future__ import annotations
 
 import argparse
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from PIL import Image
 
 from tokensieve import pictures, results
 from tokensieve.data.embedded import EmbeddedScenes
+from tokensieve.data.vqa import VqaItem
+from tokensieve.data.vqa import load as load_questions
 from tokensieve.device import find_device
 from tokensieve.errors import UserError
 from tokensieve.evaluate import S2_DEFAULT
 from tokensieve.geometry import find_frame
 from tokensieve.handle import PlanWarning, apply
-from tokensieve.models import features, load, open_tower
+from tokensieve.models import features, load, load_vlm, open_tower
 from tokensieve.parts import Weights
 from tokensieve.pictures import Band
 from tokensieve.plan import Plan
@@ -30,14 +33,23 @@ DEFAULT_OUTPUT = "tokensieve-show.png"
 def run(args: argparse.Namespace) -> list[Path]:
     """Draw all images under all plans into one picture, or with {image} in --output into one for each; the files."""
     plans = [Plan.parse(text) for text in (args.plan or S2_DEFAULT, *args.compare)]
-    originals = [read(text, number) for number, text in enumerate(args.images)]
+    answers = args.model_type == "vlm" or args.model == load_vlm.EMBEDDED or args.question is not None
+    model_type = "vlm" if answers else args.model_type
+    if answers:
+        asked = [read_question(text, number, args.question) for number, text in enumerate(args.images)]
+        originals = [(name, item.image, number) for name, item, number in asked]
+    else:
+        originals = [read(text, number) for number, text in enumerate(args.images)]
     sheets = _sheets(args.output or DEFAULT_OUTPUT, [name for name, _, _ in originals], str(plans[0]))
     for path in sheets:
         results.check_writable(path)
     named, weighted = ([name] if name is not None else None for name in (args.model, args.pretrained))
-    model, pretrained = load.pairs(named, weighted, None, args.model_type)[0]
-    loaded = load.load(model, pretrained, model_type=args.model_type, device=find_device(args.device))
-    bands = make_bands(loaded, plans, originals, seed=args.seed, weights=args.weights)
+    model, pretrained = load.pairs(named, weighted, None, model_type)[0]
+    loaded = load.load(model, pretrained, model_type=model_type, device=find_device(args.device))
+    if isinstance(loaded, load_vlm.LoadedVlm):
+        bands = make_answered_bands(loaded, plans, asked, seed=args.seed, weights=args.weights)
+    else:
+        bands = make_bands(loaded, plans, originals, seed=args.seed, weights=args.weights)
     drawn = {path: pictures.draw([band for number in numbers for band in bands[number]]) for path, numbers in sheets.items()}
     for path, sheet in drawn.items():
         content = sheet.png()
@@ -57,6 +69,22 @@ def read(text: str, number: int) -> tuple[str, Image.Image, int]:
     if not (index.isascii() and index.isdigit() and int(index) < len(scenes)):
         raise UserError(f"{text}: there are the scenes {EMBEDDED}0 to {EMBEDDED}{len(scenes) - 1}")
     return text, scenes[int(index)][0], int(index)
+
+
+def read_question(text: str, number: int, question: str | None) -> tuple[str, VqaItem, int]:
+    """(name, question with its image, number within the run) of an argument: a file, or embedded:N with its own question."""
+    if not text.startswith(EMBEDDED):
+        if question is None:
+            raise UserError(
+                f"{text}: a vision-language model is shown an image to be asked about it; give --question 'what is ...?'"
+            )
+        return Path(text).name, VqaItem(pictures.as_image(text), question, [], text), number
+    data = load_questions("embedded-questions", split="test")
+    index = text.removeprefix(EMBEDDED)
+    if not (index.isascii() and index.isdigit() and int(index) < len(data)):
+        raise UserError(f"{text}: there are the questions {EMBEDDED}0 to {EMBEDDED}{len(data) - 1}")
+    item = data[int(index)]
+    return text, item if question is None else replace(item, question=question, answers=[]), int(index)
 
 
 def _sheets(template: str, names: Sequence[str], plan: str) -> dict[Path, list[int]]:
@@ -98,4 +126,39 @@ def make_bands(
             features.encode_image(model, batch)
         for place, ((name, image, _), frame) in enumerate(zip(originals, frames, strict=True)):
             made[place].append(pictures.band(handle, image, place, frame=frame, grid=grid, name=name))
+    return made
+
+
+def make_answered_bands(
+    loaded: load_vlm.LoadedVlm,
+    plans: Sequence[Plan],
+    asked: Sequence[tuple[str, VqaItem, int]],
+    *,
+    seed: int = 0,
+    weights: Weights = None,
+) -> list[list[Band]]:
+    """For every image a band for every plan, with the question, the full model's answer and the plan's."""
+    from tokensieve.reading import moved
+    from tokensieve.tasks.vqa import answer, ask
+
+    model: Any = loaded.model
+    grid = open_tower(model).grid
+    inputs = moved(ask(loaded.processor, [item for _, item, _ in asked]), model.device)
+    full = answer(model, loaded.processor, inputs)
+    heads = []
+    for (name, item, _), said in zip(asked, full, strict=True):
+        told = f", expected: {item.answer!r}" if item.answers else ""
+        heads.append(f"{name}: {item.question} Full model: {said!r}{told}")
+    made: list[list[Band]] = [[] for _ in asked]
+    for plan in plans:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PlanWarning)  # its notes are in the picture
+            handle = apply(model, plan, seed=seed, weights=weights)
+        handle.samples = torch.tensor([number for _, _, number in asked])
+        with handle:
+            answers = answer(model, loaded.processor, inputs)
+        for place, (_, item, _) in enumerate(asked):
+            frame = find_frame(loaded.transform, item.image.size)
+            band = pictures.band(handle, item.image, place, frame=frame, grid=grid, name=heads[place])
+            made[place].append(replace(band, notes=[f"answer: {answers[place]!r}", *band.notes]))
     return made
