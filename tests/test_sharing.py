@@ -285,3 +285,24 @@ def test_the_command_line_takes_a_folder(saved, tmp_path):
     assert cli.main([*common, "--weights", str(saved)]) == 0
     done = json.loads((tmp_path / "x.json").read_text())["reduction"]
     assert done["applied"] and done["trained"] == parts.fingerprint(Reducers.from_pretrained(saved))
+
+
+def test_reducers_of_a_vlm_generate_the_same_from_a_folder_and_by_half(tmp_path):
+    """Merger and pruner heads together, as Reducers, as a folder; and the heads alone from the same folder."""
+    vlm, inputs, plan = vlm_models.llava(), vlm_models.prompts(), "merger@out + cross@llm.2,4"
+    merger = get_method("merger").part(width=24, question_width=32, kind="question_aware", keep=18).eval()
+    heads = get_method("cross").part(width=32, layers=[2, 4], d_internal=16, heads=2, keep=[9, 4]).eval()
+    made = Reducers.of(vlm, plan, {"merger": merger, "cross": heads})
+    made.save_pretrained(tmp_path / "mine")
+    told = []
+    for weights in (made, str(tmp_path / "mine"), Reducers.from_pretrained(tmp_path / "mine")):
+        with tokensieve.apply(vlm, plan, weights=weights) as handle:
+            told.append(vlm.generate(**inputs, max_new_tokens=4, do_sample=False))
+        assert [row.tokens_out for row in handle.ledger] == [18, 9, 4]
+    assert torch.equal(told[0], told[1]) and torch.equal(told[0], told[2])
+    with tokensieve.apply(vlm, "cross@llm.2,4", weights=tmp_path / "mine") as handle:
+        vlm.generate(**inputs, max_new_tokens=2, do_sample=False)
+    assert [row.tokens_in for row in handle.ledger] == [36, 9]
+    other = vlm_models.llava(seed=1)
+    assert "is another or has other weights" in refused(tokensieve.apply, other, plan, weights=tmp_path / "mine")
+    assert "needs trained weights" in refused(tokensieve.apply, vlm, plan)

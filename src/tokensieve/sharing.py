@@ -216,11 +216,11 @@ def find(
     cache_dir: str | Path | None = None,
     token: str | bool | None = None,
 ) -> Path:
-    """The file or folder that is meant: a path that is there, else a repository on the Hub, fetched; else the path."""
+    """The file or folder that is meant: a path that is there, else, of a text like user/name, what the Hub has; else the path."""
     path = Path(name)
-    if path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(str(name)):
+    if isinstance(name, Path) or path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(name):
         return path
-    return fetch(str(name), revision=revision, cache_dir=cache_dir, token=token)
+    return fetch(name, revision=revision, cache_dir=cache_dir, token=token)
 
 
 def fetch(
