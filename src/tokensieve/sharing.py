@@ -216,7 +216,7 @@ def find(
     cache_dir: str | Path | None = None,
     token: str | bool | None = None,
 ) -> Path:
-    """The file or folder that is meant: a path that is there, else, of a text like user/name, what the Hub has; else the path."""
+    """The file or folder that is meant: a path that is there, else, of a text like user/name, what the Hub has."""
     path = Path(name)
     if isinstance(name, Path) or path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(name):
         return path
