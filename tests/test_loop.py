@@ -20,8 +20,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests import toy
+from tests.test_checkpoint import same
+from tests.test_pruning import backbone, settings  # noqa: F401
 from tokensieve import UserError, training
 from tokensieve.training import checkpoint, loop
 
@@ -416,7 +419,7 @@ def torchrun(*words: str, **variables: str) -> subprocess.Popen[str]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not path.exists():
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.01)
@@ -449,6 +452,32 @@ def test_torchrun_killed_whole_and_resumed(tmp_path, whole):
     assert process.returncode == 0, said
     assert 0 < resumed_at(run) < toy.STEPS and "Traceback" not in said
     assert_same(whole[2], run)
+
+
+@pytest.mark.slow
+def test_the_pruners_of_a_vlm_trained_by_two_processes_killed_and_resumed(tmp_path, backbone):  # noqa: F811
+    ends = []
+    for name in ("whole", "killed"):
+        run = tmp_path / name
+        path = tmp_path / f"{name}.yaml"
+        how = {"batch_size": 2, "max_steps": 9, "epochs": 3, "threads": 1, "num_workers": 1, "evaluate_every": 4}
+        path.write_text(yaml.safe_dump(settings(backbone, run, how=how)))
+        command = ("-m", "tokensieve", "train", str(path), "--output", str(run), "--quiet")
+        process = torchrun(*command)
+        if name == "killed":
+            wait_for(run / "checkpoints" / "step-00000003", process)
+            for rank in ranks_of(run):
+                os.kill(rank, signal.SIGKILL)
+            process.communicate(timeout=60)
+            process = torchrun(*command, "--resume")
+        _, said = process.communicate(timeout=600)
+        assert process.returncode == 0, said
+        found, _ = checkpoint.latest(run / "checkpoints")
+        ends.append(found.state["learner"] | {"seconds": 0})
+        result = json.loads((run / "result.json").read_text())
+        ends[-1]["accuracies"] = {key: value for key, value in result.items() if key.startswith("accuracy")}
+    assert 0 < resumed_at(run) < found.step == 9
+    assert same(*ends)
 
 
 @pytest.mark.slow
