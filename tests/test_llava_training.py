@@ -165,9 +165,17 @@ def test_a_phase_has_its_own_learning_rate_and_its_own_kinds_of_questions(tmp_pa
             assert question.answer == told
 
 
-def test_more_layers_than_there_are_is_an_error(tmp_path):
-    with pytest.raises(UserError, match="no more than the 4 layers"):
-        config.load(written(tmp_path, TINY.replace("layers: 2", "layers: 5")))
+@pytest.mark.parametrize(
+    "before, after, told",
+    [
+        ("layers: 2", "layers: 5", "no more than the 4 layers"),
+        ("layers: 2", "kinds: [position]", "one object has no positions"),
+        ("layers: 2", "kinds: [size]", "kinds"),
+    ],
+)
+def test_phases_that_cannot_be_are_told(tmp_path, before, after, told):
+    with pytest.raises(UserError, match=told):
+        config.load(written(tmp_path, TINY.replace(before, after)))
 
 
 def test_a_patch_tells_what_lies_there_and_where_it_lies(learner):

@@ -263,6 +263,12 @@ class LlavaPhase(Section):
     lr: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] | None = None
     """Learning rate at the first and at the last step, with a straight line between; None: the optimizer's."""
 
+    @model_validator(mode="after")
+    def _every_picture_has_questions(self) -> LlavaPhase:
+        if set(self.kinds) == {"position"}:
+            raise ValueError("kinds: a picture of one object has no positions; add another kind")
+        return self
+
 
 class LlavaTraining(Training):
     """`tokensieve train configs/embedded_llava.yaml`: a LLaVA learns to answer questions on a CLIP's vision tower."""
