@@ -80,6 +80,7 @@ class Run:
     bias: Tensor | None = None  # (B, L), log of sizes and of soft masks so far
     at: Tensor | None = None  # (B, K), where the tokens that are left stand; None: all are
     mask: Tensor | None = None  # as the layers of this stage want it
+    tables: tuple[Tensor, ...] = ()  # (B, K, d), rotary angles of the tokens that are left
 
 
 @dataclass
@@ -259,14 +260,15 @@ class Decoding:
                 for cut in self.cuts[number]:
                     x = self._cut(cut, number, x, tables, run)
                 self._narrow(number, x, kwargs.get("past_key_values"), run)
-            kwargs |= {"attention_mask": run.mask, "position_ids": None}
+                run.tables = (
+                    tables if run.at is None else tuple(_rows(table.expand(len(x), -1, -1), run.at) for table in tables)
+                )
+            kwargs |= {"attention_mask": run.mask, "position_ids": None, "position_embeddings": run.tables}
             if run.at is None:
                 return stock(x, *args, **kwargs)
-            at = run.at[..., None]
-            kwargs["position_embeddings"] = tuple(torch.take_along_dim(table, at, 1) for table in tables)
-            out = stock(torch.take_along_dim(x, at, 1), *args, **kwargs)
+            out = stock(_rows(x, run.at), *args, **kwargs)
             made: Tensor = out[0] if isinstance(out, tuple) else out  # (B, K, D)
-            whole = x.scatter(1, at.expand_as(made), made.to(x.dtype))
+            whole = x.flatten(0, 1).index_copy(0, _flat(run.at, x.shape[1]), made.flatten(0, 1).to(x.dtype)).view_as(x)
             return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
         return forward
@@ -378,8 +380,18 @@ class Decoding:
         return text
 
 
+def _flat(at: Tensor, length: int) -> Tensor:
+    """Places (B, K) in rows of that length, counted through all rows: whole rows are copied faster than single numbers."""
+    return (at + torch.arange(len(at), device=at.device)[:, None] * length).flatten()
+
+
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """The states x (B, L, D) at these places (B, K): (B, K, D)."""
+    return x.flatten(0, 1).index_select(0, _flat(at, x.shape[1])).view(*at.shape, x.shape[2])
+
+
 def _packed(x: Tensor, mask: Tensor) -> Question:
     """The marked tokens of each row, moved together: (B, L, E), (B, L) -> (B, T, E)."""
     most = max(1, int(mask.sum(1).amax()))
     order = (~mask).int().argsort(dim=1, stable=True)[:, :most]
-    return Question(torch.take_along_dim(x, order[..., None], 1), mask.gather(1, order))
+    return Question(_rows(x, order), mask.gather(1, order))
