@@ -1,6 +1,6 @@
 """A search with nothing to learn: `search_toy.py search CONFIG ...` is `tokensieve search` with workers that run `train` below.
 
-The score is best at optimizer.lr 1e-3 and feature 1; what else happens is told by TOY (JSON): {"fault": {trial: word}}.
+The score is best at an lr of 1e-3 and a weight_decay of 1; what else happens is told by TOY (JSON): {"fault": {trial: word}}.
 Every step leaves a checkpoint, so that it can be seen where a trial went on.
 """
 
@@ -24,7 +24,7 @@ def train(path, resume, output, quiet, report):
     with tries.open("a") as file:
         file.write(f"{os.getpid()} {start}\n")
     first = len(tries.read_text().splitlines()) == 1
-    score = -((math.log10(settings.optimizer.lr) + 3) ** 2) - (settings.feature - 1) ** 2
+    score = -((math.log10(settings.optimizer.lr) + 3) ** 2) - (settings.optimizer.weight_decay - 1) ** 2
     for step in range(start, 3):
         report(step, {"score": score + step})
         checkpoint.write_text(str(step + 1))
@@ -34,7 +34,9 @@ def train(path, resume, output, quiet, report):
             _wait_for_a_signal()
         if fault == "fails":
             raise UserError("nothing to learn")
-    (output / "result.json").write_text(json.dumps({"score": score, "time": {"all": settings.batch / 10}, "none": None}))
+    (output / "result.json").write_text(
+        json.dumps({"score": score, "time": {"all": settings.phases[0].batch / 10}, "none": None})
+    )
 
 
 def _wait_for_a_signal():

@@ -19,11 +19,11 @@ optuna = pytest.importorskip("optuna")
 TOY = Path(__file__).parent / "search_toy.py"
 
 FILE = """
-task: learned_selector
+task: clip
 output: unused
-plans: ["learned@4:32(rest=merge)"]
-steps: 50
 optimizer: {lr: "1e-3", warmup: 2}
+phases:
+  - {steps: 50, batch: 64}
 manager_settings: {mode: optuna, n_workers: 2}
 search_settings:
   enable: true
@@ -33,9 +33,9 @@ search_settings:
   objectives: [{name: score, direction: maximize}]
   space:
     optimizer.lr: {low: 1e-5, high: 1e-1, log: true}
-    feature: {low: 0, high: 2, step: 0.1}
-    batch: {low: 16, high: 64, step: 16}
-    plans: {choices: [["learned@4:32(rest=merge)"], ["learned@6:60(rest=merge)"]]}
+    optimizer.weight_decay: {low: 0, high: 2, step: 0.1}
+    phases.0.batch: {low: 16, high: 64, step: 16}
+    phases.0.level: {choices: [[0.0, 1.0], [1.0, 1.0]]}
 """
 
 
@@ -76,14 +76,14 @@ def test_values_reach_their_keys_and_the_best_file_is_whole(tmp_path):
     for row in found:
         made = config.load(folder / "trials" / row["trial"] / "config.yaml")
         assert made.optimizer.lr == pytest.approx(float(row["optimizer.lr"])) and 1e-5 <= made.optimizer.lr <= 1e-1
-        assert made.feature == pytest.approx(float(row["feature"])) and round(made.feature * 10) == made.feature * 10
-        assert made.batch in (16, 32, 48, 64) and made.plans[0] in row["plans"]
+        assert made.optimizer.weight_decay == float(f"{float(row['optimizer.weight_decay']):.1f}")
+        assert made.phases[0].batch in (16, 32, 48, 64) and list(made.phases[0].level) == json.loads(row["phases.0.level"])
         assert not made.searches and made.optimizer.warmup == 2
     assert len({row["optimizer.lr"] for row in found}) == 4
     best = config.load(folder / "best.yaml")
     top = max(found, key=lambda row: float(row["score"]))
     assert best.optimizer.lr == pytest.approx(float(top["optimizer.lr"])) and top["best"] == "yes"
-    assert not best.searches and best.output == folder / "best" and isinstance(best.plans, tuple)
+    assert not best.searches and best.output == folder / "best"
     for picture in ("history.png", "importances.png", "parallel.png"):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
 
@@ -159,7 +159,7 @@ def test_several_objectives_give_a_front_of_whole_files(tmp_path):
     front = sorted((float(row["score"]), float(row["time.all"])) for row in rows(folder) if row["best"])
     assert [time for _, time in front] == sorted(time for _, time in front)
     files = [folder / f"best_{rank}.yaml" for rank in range(1, len(front) + 1)]
-    assert [config.load(file).batch / 10 for file in files] == [time for _, time in front[::-1]]
+    assert [config.load(file).phases[0].batch / 10 for file in files] == [time for _, time in front[::-1]]
     assert not (folder / f"best_{len(front) + 1}.yaml").exists() and (folder / "pareto.png").exists()
 
 
@@ -264,22 +264,24 @@ def test_gpus_are_given_to_workers_in_groups():
 def test_choices_that_are_lists_come_back_as_lists(tmp_path):
     searching, study = begun(tmp_path)
     trial = searching.next_trial()
-    tried = search.suggest(trial, "plans", searching.search.space["plans"], None)
-    assert tried in searching.search.space["plans"].choices
-    assert search_results.chosen(study.trials[trial.number], searching.search)["plans"] == tried
+    tried = search.suggest(trial, "phases.0.level", searching.search.space["phases.0.level"], None)
+    assert tried in searching.search.space["phases.0.level"].choices
+    assert search_results.chosen(study.trials[trial.number], searching.search)["phases.0.level"] == tried
     assert search.suggest(trial, "x", Dimension(low=0.1, high=0.5, step=0.1), float) in (0.1, 0.2, 0.3, 0.4, 0.5)
 
 
 def test_what_is_wrong_with_a_search_is_told_before_the_first_trial_with_its_line(tmp_path):
-    text = FILE.replace("optimizer.lr: {", "optimiser.lr: {").replace("batch: {low: 16", "batch: {low: 1.5")
-    text = text.replace("feature: {low: 0, high: 2", "model: {low: 0, high: 2").replace("plans: {choices", "output: {choices")
+    text = FILE.replace("    optimizer.lr: {", "    optimiser.lr: {").replace(
+        "phases.0.batch: {low: 16", "phases.0.batch: {low: 1.5"
+    )
+    text = text.replace("optimizer.weight_decay: {low", "model: {low").replace("phases.0.level: {choices", "output: {choices")
     with pytest.raises(validation.Mistakes) as caught:
         search.run(written(tmp_path, text), tmp_path / "out", quiet=True)
     for line, words in (
-        (14, "Did you mean 'optimizer.lr'?"),
-        (15, "is not a number"),
-        (16, "whole number"),
-        (17, "same for all"),
+        (15, "Did you mean 'optimizer.lr'?"),
+        (16, "is not a number"),
+        (17, "whole number"),
+        (18, "same for all"),
     ):
         assert any(f"yaml:{line}: " in one and words in one for one in caught.value.lines), words
     assert not (tmp_path / "out").exists()

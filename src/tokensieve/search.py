@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import signal
 import subprocess
@@ -308,7 +309,7 @@ class Searching:
         self.study = begin(self.data, self.config, folder, name)
         self.storage = storage_of(self.study)
         self.running: list[Running] = []
-        self.began, self.beaten = time.monotonic(), 0.0
+        self.began, self.beaten = time.monotonic(), -math.inf
         found = {"storage": manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}", "study_name": name}
         settings = self.data | {"manager_settings": self.data.get("manager_settings", {}) | found}
         self.snapshot = folder / "search.yaml"  # what the workers read, whatever happens to the file meanwhile
@@ -334,14 +335,18 @@ class Searching:
 
     def move(self) -> bool:
         """Look after what runs, and fill the room there is. False once nothing is left to do."""
-        for one in [one for one in self.running if one.process.poll() is not None]:
+        ended = [one for one in self.running if one.process.poll() is not None]
+        for one in ended:
             self.settle(one)
-        if time.monotonic() - self.beaten > HEARTBEAT:
+        beat = time.monotonic() - self.beaten > HEARTBEAT
+        if beat:
             self.beaten = time.monotonic()
             for one in self.running:
                 self.storage.record_heartbeat(one.trial._trial_id)
             with quietly():
                 self.optuna.storages.fail_stale_trials(self.study)
+        if not (ended or beat):  # nothing can have changed, and asking a database costs
+            return True
         left = True
         while self.free and left:
             left = self.start(self.free[0])
