@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from tokensieve import embedded
 from tokensieve.config import Count, Fraction, Section, Training
 
 Weight = Annotated[float, Field(ge=0)]
@@ -238,6 +240,20 @@ class PruningTraining(Training):
     def evaluate_every(self) -> int | None:
         return self.trainer_settings.dl_settings.evaluate_every
 
+    def outside(self) -> Iterator[tuple[str, str]]:
+        """Files that are not there, and what the model's own config.json, if it is on this disk, says cannot be done."""
+        for split in ("train", "val"):
+            for key in ("questions", "annotations", "images"):
+                path = getattr(getattr(self.dataset_settings, split), key)
+                if path is not None and not path.exists():
+                    kind = "folder" if key == "images" else "file"
+                    yield f"dataset_settings.{split}.{key}", f"no {kind} {str(path)!r}"
+        shape = model_shape(self.backbone_settings.name)
+        if shape is not None:
+            for told in self.method_settings.check_counts(*shape):
+                key, _, message = told.partition(": ")
+                yield f"method_settings.{key}", message
+
     def recipe(self) -> dict[str, Any]:
         """What decides the result: all of the file but where and how the work is done."""
         told: dict[str, Any] = json.loads(
@@ -247,3 +263,15 @@ class PruningTraining(Training):
             del told["trainer_settings"]["dl_settings"][key]
         del told["backbone_settings"]["cache_dir"]
         return told
+
+
+def model_shape(name: str) -> tuple[int, int] | None:
+    """Vision tokens of an image and layers of the language model, of a LLaVA that is on this disk; None: not known yet."""
+    path = (embedded.llava_path() if name == embedded.LLAVA else Path(name)) / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return int(told["image_seq_length"]), int(told["text_config"]["num_hidden_layers"])
+    except (ValueError, KeyError, TypeError):  # of another family, or broken: the training tells when it opens the model
+        return None

@@ -40,7 +40,8 @@ RETRIES = 5
 PAUSE = 0.2
 CPU = "the CPU"
 GRACE = 60  # seconds that a worker has to save a checkpoint when it is told to stop
-FRUITLESS = 3  # so many failures without a single success end the search
+INVALID = "invalid: "  # how the reason of a trial begins whose values make no valid file
+FRUITLESS, HOPELESS = 3, 10  # so many failures, or failures and invalid trials, and nothing else end the search
 
 
 @contextmanager
@@ -376,7 +377,8 @@ class Searching:
             try:
                 configuration.check_outside(folder / "config.yaml", configuration.load(folder / "config.yaml"))
             except UserError as error:
-                self.end(trial, number, "PRUNED", f"invalid: {error}")
+                self.end(trial, number, "PRUNED", f"{INVALID}{error}")
+                self.check_fruit()
                 continue
             (folder / "outcome.json").unlink(missing_ok=True)
             with (folder / "worker.log").open("ab") as log:
@@ -468,10 +470,11 @@ class Searching:
         """A UserError if trials do nothing but fail."""
         done = [trial for trial in counted(self.study) if trial.state.is_finished()]
         failed = [trial for trial in done if trial.state.name == "FAIL"]
-        if len(failed) == len(done) >= FRUITLESS:
+        bad = [trial for trial in done if trial in failed or trial.user_attrs.get("reason", "").startswith(INVALID)]
+        if len(bad) == len(done) and (len(failed) >= FRUITLESS or len(bad) >= HOPELESS):
+            why = (failed or bad)[-1].user_attrs.get("reason")
             raise UserError(
-                f"all of the first {len(done)} trials failed, the last because: {failed[-1].user_attrs.get('reason')}; "
-                f"see {self.folder / 'trials'}/*/worker.log"
+                f"all of the first {len(done)} trials failed, the last because: {why}; see {self.folder / 'trials'}"
             )
 
     def stop(self) -> None:

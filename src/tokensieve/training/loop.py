@@ -67,7 +67,7 @@ def train(
     """Do `steps` steps, or the rest of them; the last evaluation. A run that was stopped and resumed ends with the same bits.
 
     A learner that can be evaluated is so every `evaluate_every` steps and at the end.
-    report: called by process 0 with the steps done and the numbers after each evaluation; what it raises ends the run.
+    report: called by process 0 with the steps done and the numbers after each evaluation; if it raises, the run ends.
     Raises UserError when a loss is not finite, or when there is a run and no wish to resume it; exits with 130 or 143,
     after a checkpoint, when it is told to stop.
     """
@@ -155,8 +155,8 @@ class _Progress:
         self.log.evaluation(self.done, numbers)
         if hasattr(self.learner, "better"):
             self.judge(numbers[self.learner.better[0]])
-        if report is not None and self.world.leads:
-            report(self.done, numbers)
+        if report is not None:
+            self.world.lead(lambda: report(self.done, numbers))
 
     def judge_by_loss(self) -> None:
         """Without an evaluation: the mean of a loss since the last time decides."""
