@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,6 +166,21 @@ def suggest(trial: optuna.Trial, key: str, dimension: Dimension, kind: type[int]
 def word(choice: Any) -> Any:
     """A choice as a database can keep it."""
     return choice if choice is None or isinstance(choice, (bool, int, float, str)) else json.dumps(choice)
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """The last words of each path, as many as tell it from the others: merge_ratio, token_merger.lr."""
+    paths = [key.split(".") for key in keys]
+    names = {}
+    for path in paths:
+        counts = range(1, len(path) + 1)
+        own = next(n for n in counts if n == len(path) or sum(other[-n:] == path[-n:] for other in paths) == 1)
+        names[".".join(path)] = ".".join(path[-max(own, 2 if path[-1].isdigit() or path[-1] == "lr" else 1) :])
+    return names
+
+
+def short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def with_values(data: Mapping[str, Any], values: Mapping[str, Any], output: Path) -> dict[str, Any]:
@@ -449,7 +464,8 @@ class Searching:
             trial.set_user_attr("reason", why[:1000])
         with quietly():
             self.study.tell(trial, values, state=self.optuna.trial.TrialState[state])
-        shown = " ".join(f"{key}={word(value)}" for key, value in trial.params.items())
+        names = short_names(trial.params)
+        shown = " ".join(f"{names[key]}={short(value)}" for key, value in trial.params.items())
         if values is not None:
             named = zip(self.search.objectives, values, strict=True)
             why = ", ".join(f"{objective.name} {value:.6g}" for objective, value in named)
@@ -528,10 +544,10 @@ def run(path: str | Path, output: str | Path | None = None, quiet: bool = False)
     folder = Path(output) if output is not None else configuration.load(path).output
     searching = Searching(path, folder, quiet)
     mode, enable = searching.config.manager_settings.mode, searching.search.enable
-    if (mode == "optuna") != enable:
-        off = "manager_settings.mode: single" if enable else "search_settings.enable: false"
-        on = "search_settings.enable: true" if enable else "manager_settings.mode: optuna"
-        searching.say(f"this is a search: {on} wins over {off}")
+    if enable and mode == "single":
+        searching.say("this is a search: search_settings.enable: true wins over manager_settings.mode: single")
+    elif mode == "optuna" and not enable and "enable" in searching.search.model_fields_set:
+        searching.say("this is a search: manager_settings.mode: optuna wins over search_settings.enable: false")
     try:
         searching.go()
     except (KeyboardInterrupt, SystemExit):

@@ -94,7 +94,7 @@ def bars(weights: dict[str, dict[str, float]]) -> Figure:
         at = np.arange(len(keys)) + (len(weights) - 1) * height / 2 - index * height
         made = axis.barh(at, [share[key] for key in keys], height, color=colors[index % 4], label=name)
         axis.bar_label(made, fmt="%.2f", padding=3, fontsize=8)
-    axis.set_yticks(range(len(keys)), keys, fontsize=8)
+    axis.set_yticks(range(len(keys)), search.short_names(keys).values(), fontsize=8)
     axis.set_xlim(0, 1.08)
     axis.set_xlabel("share of the objective's variance")
     axis.legend(frameon=False, fontsize=8, loc="lower right")
@@ -143,7 +143,7 @@ def parallel(trials: list[FrozenTrial], settings: Search) -> Figure:
     order = np.argsort(values) if objective.direction == "maximize" else np.argsort(values)[::-1]
     for row in order:  # the best on top
         axis.plot(range(len(columns)), heights[row], color=colors(norm(values[row])), linewidth=1.4, alpha=0.85)
-    axis.set_xticks(range(len(columns)), [key.replace(".", ".\n") for key in [*keys, objective.name]], fontsize=8)
+    axis.set_xticks(range(len(columns)), [*search.short_names(keys).values(), objective.name], fontsize=8)
     axis.set_yticks([])
     axis.set_ylim(-0.04, 1.04)
     axis.spines[["left", "bottom"]].set_visible(False)

@@ -73,12 +73,13 @@ def table(study: optuna.Study, settings: Search) -> str:
     writer.writerow(["trial", "state", "best", *objectives, *keys, "seconds", "retries", "reason"])
     for trial in search.counted(study):
         state, span = trial.state.name.lower(), trial.duration
+        values_of = chosen(trial, settings)
         values: Sequence[Any] = trial.values if state == "complete" else [""] * len(objectives)
         writer.writerow(
             [
                 *(search.first_number(trial), state, "yes" if trial.number in best else ""),
                 *values,
-                *(trial.params.get(key, "") for key in keys),
+                *(search.word(values_of.get(key, "")) for key in keys),
                 round(span.total_seconds(), 1) if span else "",
                 len(trial.system_attrs.get("retry_history", [])),
                 "" if state == "complete" else trial.user_attrs.get("reason", ""),
@@ -99,16 +100,16 @@ def show(study: optuna.Study, settings: Search, folder: Path) -> None:
     shown.add_column("trial", justify="right")
     for objective in settings.objectives:
         shown.add_column(f"{objective.name}\n({objective.direction})", justify="right", no_wrap=True)
-    for key in settings.space:
-        shown.add_column(key.replace(".", ".\n"), justify="right")
+    for name in search.short_names(settings.space).values():
+        shown.add_column(name, justify="right")
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     best = best_trials(study, settings)
     if len(settings.objectives) == 1:  # one best trial says little alone
         sign = 1 if settings.objectives[0].direction == "minimize" else -1
         best = sorted(complete, key=lambda trial: sign * trial.values[0])[:5]
     for trial in best:
-        values = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in trial.params.values()]
+        values = [search.short(trial.params[key]) for key in settings.space]
         shown.add_row(str(search.first_number(trial)), *(f"{value:.6g}" for value in trial.values), *values)
     Console().print(shown)
-    files = "best.yaml" if len(settings.objectives) == 1 else f"best_1.yaml to best_{len(best)}.yaml"
+    files = "best.yaml" if len(settings.objectives) == 1 else ", ".join(f"best_{rank}.yaml" for rank in range(1, len(best) + 1))
     print(f"{files}, trials.csv, pictures and the trials in {folder}")

@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from tokensieve import parts, results
+from tokensieve import parts, results, vlm_bench
 from tokensieve.config_pruning import EMBEDDED, PruningTraining
 from tokensieve.data import vqa
 from tokensieve.errors import UserError
@@ -387,7 +387,7 @@ class PruningLearner:
             drop = torch.tensor(scores["hard"]) - torch.tensor(scores["baseline"])
             told |= {"accuracy_drop": -float(drop.mean()), "accuracy_drop_stderr": float(drop.std()) / n**0.5 if n > 1 else 0.0}
             told |= {"accuracy_hard_stderr": share_stderr(told["accuracy_hard"], n), "questions": n}
-            return told | self._costs()
+            return told | self._costs() | (self._seconds() if index == self.steps else {})
 
     def _score(self, soft: bool | None) -> list[float]:
         """The score of every validation question, by soft masks, by hard ones, or (None) of the full model."""
@@ -407,6 +407,20 @@ class PruningLearner:
         from accelerate.utils import gather_object  # type: ignore[import-untyped]
 
         return list(gather_object(found))
+
+    @torch.no_grad()
+    def _seconds(self) -> dict[str, float]:
+        """Median seconds of a batch of questions, answers of a few tokens included, with and without the parts in one run."""
+        items = [self.val_data[i] for i in range(min(self.how.eval_batch_size, len(self.val_data)))]
+        inputs = self.collate(items, torch.zeros(1, dtype=torch.long)).to(self.device).inputs
+        row = vlm_bench.measure(self.model, inputs, self.handle, repeats=5, new_tokens=2)
+        reading = ("selection", "prefill")
+        return {
+            "seconds": row["seconds"]["total"],
+            "seconds_baseline": row["seconds_full"]["total"],
+            "seconds_prefill": sum(row["seconds"][phase] for phase in reading),
+            "seconds_prefill_baseline": sum(row["seconds_full"][phase] for phase in reading),
+        }
 
     @torch.no_grad()
     def _costs(self) -> dict[str, float]:
