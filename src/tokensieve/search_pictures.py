@@ -111,7 +111,9 @@ def pareto(study: optuna.Study, trials: list[FrozenTrial], settings: Search) -> 
         rest = [trial for trial in trials if trial.number not in best]
         axis.plot([t.values[index] for t in rest], [t.values[0] for t in rest], "o", color=GREY, label="trial")
         line = "-" if len(others) == 1 else ""
-        axis.plot([x for x, _, _ in front], [y for _, y, _ in front], f"{line}o", color=ORANGE, label="not beaten in all")
+        axis.plot(
+            [x for x, _, _ in front], [y for _, y, _ in front], f"{line}o", color=ORANGE, label="no other is better in all"
+        )
         for x, y, trial in front:
             number = str(search.first_number(trial))
             axis.annotate(number, (x, y), xytext=(4, 5), textcoords="offset points", fontsize=8)
@@ -137,7 +139,8 @@ def parallel(trials: list[FrozenTrial], settings: Search) -> Figure:
         heights[:, at], ticks = scaled(values, dimension)
         axis.axvline(at, color=GREY, linewidth=1)
         for height, text in ticks:
-            axis.annotate(text, (at, height), xytext=(3, 0), textcoords="offset points", fontsize=7, va="center", color="#444")
+            back = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+            axis.annotate(text, (at, height), xytext=(4, 0), textcoords="offset points", fontsize=7, va="center", bbox=back)
     values = columns[-1]
     norm, colors = Normalize(min(values), max(values) if max(values) > min(values) else min(values) + 1), colormaps["viridis"]
     order = np.argsort(values) if objective.direction == "maximize" else np.argsort(values)[::-1]
