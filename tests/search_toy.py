@@ -1,6 +1,7 @@
 """A search with nothing to learn: `search_toy.py search CONFIG ...` is `tokensieve search` with workers that run `train` below.
 
-The score is best at an lr of 1e-3 and a weight_decay of 1; what else happens is told by TOY (JSON): {"fault": {trial: word}}.
+The score is best at an lr of 1e-3 and a weight_decay of 1; what else happens is told by TOY (JSON):
+{"fault": {trial: word}, "processes": of a trial}.
 Every step leaves a checkpoint, so that it can be seen where a trial went on.
 """
 
@@ -32,6 +33,9 @@ def train(path, resume, output, quiet, report):
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "hangs" and first:
             _wait_for_a_signal()
+        if fault == "breaks":
+            print("no such library", file=sys.stderr, flush=True)
+            os._exit(3)
         if fault == "fails":
             raise UserError("nothing to learn")
     (output / "result.json").write_text(
@@ -51,4 +55,6 @@ if __name__ == "__main__":
     training.run = train
     search.WORKER = (str(Path(__file__).resolve()),)
     search.HEARTBEAT, search.PAUSE = 1, 0.05
+    if several := json.loads(os.environ.get("TOY", "{}")).get("processes"):
+        search.places = lambda *_: [search.Place("several processes", processes=several)]
     sys.exit(cli.main(sys.argv[1:]) if sys.argv[1] == "search" else search_trial.main(sys.argv[1:]))

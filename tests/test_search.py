@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,11 +104,12 @@ def test_a_killed_worker_is_replaced_and_its_trial_goes_on_from_its_checkpoint(t
 
 
 def test_a_trial_that_fails_or_is_invalid_says_why_and_the_search_goes_on(tmp_path, faults):
-    faults(fault={"0": "fails"})
+    faults(fault={"0": "fails", "1": "breaks"})
     text = FILE.replace("high: 64, step: 16", "high: 64, step: 16}\n    optimizer.warmup: {choices: [2, 70]")
     folder = search.run(written(tmp_path, text.replace("seed: 3", "seed: 4")), tmp_path / "out", quiet=True)
     found = rows(folder)
     assert len(found) == 4 and found[0]["reason"] == "nothing to learn"
+    assert found[1]["state"] == "fail" and found[1]["reason"] == "its process ended with 3: no such library"
     invalid = [row for row in found if row["optimizer.warmup"] == "70"]
     assert invalid and all(row["state"] == "pruned" for row in invalid)
     assert all("optimizer.warmup: 70 is not less than the 50 steps" in row["reason"] for row in invalid)
@@ -150,6 +152,18 @@ def test_a_killed_search_leaves_no_workers_and_its_trials_are_done_by_the_next(t
     _wait_until(lambda: not any(_lives(tries(folder, trial)[0][0]) for trial in (0, 1)))
     assert subprocess.run(command, capture_output=True, timeout=180).returncode == 0
     assert [(row["state"], row["retries"]) for row in rows(folder)] == [("complete", "1")] * 2 + [("complete", "0")] * 2
+
+
+@pytest.mark.slow
+def test_a_killed_search_leaves_no_trial_of_several_processes(tmp_path, faults):
+    faults(fault={"0": "hangs"}, processes=2)
+    folder = tmp_path / "out"
+    command = [sys.executable, str(TOY), "search", str(written(tmp_path)), "--output", str(folder)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    _wait_until(lambda: (folder / "trials/0/tries").exists() and len(tries(folder, 0)) == 2, process)
+    process.kill()
+    process.wait()
+    _wait_until(lambda: not any(_lives(pid) for pid, _ in tries(folder, 0)), seconds=20)
 
 
 @pytest.mark.slow
@@ -206,6 +220,30 @@ def test_a_trial_behind_the_others_is_pruned_by_what_was_measured_on_the_way(tmp
     behind(0, {"other": 0.1})
     with pytest.raises(UserError, match=r"pruned: score 0\.1 after step 1"):
         behind(1, {"score": 0.1})
+
+
+def test_a_report_that_the_database_does_not_take_is_told_to_all_processes(tmp_path, monkeypatch):
+    searching, study = begun(tmp_path, FILE.replace("pruner: none", "pruner: median"))
+    report = search_trial.reporter(searching.snapshot, searching.next_trial()._trial_id)
+
+    def gone(*_):
+        raise optuna.exceptions.StorageInternalError("the server\nis gone")
+
+    monkeypatch.setattr(optuna.trial.Trial, "report", gone)
+    with pytest.raises(UserError, match=r"step 3: .*could not be told score \(the server is gone\)"):
+        report(3, {"score": 0.5})
+
+
+def test_a_trial_that_dies_again_and_again_is_given_up_and_said_to_be(tmp_path, monkeypatch):
+    searching, study = begun(tmp_path)
+    searching.bar, said = SimpleNamespace(set_postfix_str=len), []
+    monkeypatch.setattr(searching, "say", said.append)
+    for _ in range(search.RETRIES + 1):
+        trial = searching.next_trial()
+        number = search.first_number(study.trials[trial.number])
+        searching.begin_again(search.Running(trial, number, tmp_path, search.Place("here"), None), "killed")
+    assert all("to be begun again" in one for one in said[:-1]) and "5 times begun again, it is given up" in said[-1]
+    assert len({search.first_number(trial) for trial in study.trials}) == 1
 
 
 def test_trials_are_as_many_as_asked_for_also_after_more_are_asked_for(tmp_path):

@@ -123,6 +123,11 @@ def test_train_tells_the_same(tmp_path, capsys):
             "task: clip\nmanager_settings:\n  available_gpus: [0]\n  gpus_per_subtask: 2",
             "4: manager_settings.gpus_per_subtask: 2 are more than the 1",
         ),
+        (
+            "task: clip",
+            "task: clip\nmanager_settings:\n  available_gpus: [0, 1]\n  gpus_per_subtask: 2",
+            "4: manager_settings.gpus_per_subtask: this is trained by one process",
+        ),
     ],
 )
 def test_a_mistake_has_its_line(tmp_path, was, now, line):

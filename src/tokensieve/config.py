@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -123,6 +123,9 @@ class Manager(Section):
 class Training(Section):
     """A file that can be trained, and searched."""
 
+    several_processes: ClassVar[bool] = False
+    """Whether it can be trained by several processes at once, each with a GPU."""
+
     manager_settings: Manager = Manager()
     search_settings: Search = Search()
 
@@ -130,6 +133,12 @@ class Training(Section):
     def searches(self) -> bool:
         """Whether `tokensieve train` makes a search of it: either switch turns it on."""
         return self.manager_settings.mode == "optuna" or self.search_settings.enable
+
+    @model_validator(mode="after")
+    def _processes_fit(self) -> Training:
+        if self.manager_settings.gpus_per_subtask > 1 and not self.several_processes:
+            raise ValueError("manager_settings.gpus_per_subtask: this is trained by one process, on one GPU; write 1")
+        return self
 
     def outside(self) -> Iterable[tuple[str, str]]:
         """What is wrong outside the file, such as data that is not there: the path of a key, and a message."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import optuna
 
 WORKER = ("-m", "tokensieve.search_trial")
+OWNER = "TOKENSIEVE_SEARCH"  # the variable that tells a worker the search it belongs to, by its process id
 HEARTBEAT = 10  # seconds from one sign of life to the next; after six without one a trial is begun again
 RETRIES = 5
 PAUSE = 0.2
@@ -402,7 +403,7 @@ class Searching:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **place.variables},
+                    env={**os.environ, **place.variables, OWNER: str(os.getpid())},
                     start_new_session=True,  # so that Ctrl-C comes here, and from here to the workers
                 )
             self.free.remove(place)
@@ -430,9 +431,10 @@ class Searching:
             os.killpg(one.process.pid, signal.SIGKILL)  # whatever it may have left
         self.running.remove(one)
         self.free.append(one.place)
-        outcome = _outcome(one.folder)
-        if outcome is None or outcome["state"] == "interrupted":
-            code = one.process.returncode
+        outcome, code = _outcome(one.folder), one.process.returncode
+        if outcome is None and code > 0 and one.place.processes == 1:  # not killed: it could not even begin
+            self.end(one.trial, one.number, "FAIL", f"its process ended with {code}: {_last_line(one.folder / 'worker.log')}")
+        elif outcome is None or outcome["state"] == "interrupted":
             why = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with {code}"
             self.begin_again(one, "interrupted" if outcome else why)
         elif outcome["state"] == "complete":
@@ -449,21 +451,22 @@ class Searching:
 
     def begin_again(self, one: Running, why: str) -> None:
         states = self.optuna.trial.TrialState
-        one.trial.set_user_attr("reason", why)
         with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another process saw it die as well
+            one.trial.set_user_attr("reason", why)
             self.storage.set_trial_state_values(one.trial._trial_id, state=states.FAIL)
             with quietly():
                 again(None if why == "interrupted" else RETRIES)(self.study, self.storage.get_trial(one.trial._trial_id))
-        self.say(
-            f"trial {one.number}: {why}; it is to be begun again, from its last checkpoint (log in {one.folder}/worker.log)"
-        )
+        waiting = self.study.get_trials(deepcopy=False, states=(states.WAITING, states.RUNNING))
+        queued = any(first_number(trial) == one.number for trial in waiting)
+        then = "it is to be begun again, from its last checkpoint" if queued else f"{RETRIES} times begun again, it is given up"
+        self.say(f"trial {one.number}: {why}; {then} (log in {one.folder}/worker.log)")
         self.told()
 
     def end(self, trial: optuna.Trial, number: int, state: str, why: str = "", values: Sequence[float] | None = None) -> None:
-        if why:
-            trial.set_user_attr("reason", why[:1000])
-        with quietly():
-            self.study.tell(trial, values, state=self.optuna.trial.TrialState[state])
+        with quietly(), suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # this one slept, and another gave it up
+            if why:
+                trial.set_user_attr("reason", why[:1000])
+            self.study.tell(trial, values, state=self.optuna.trial.TrialState[state], skip_if_finished=True)
         names = short_names(trial.params)
         shown = " ".join(f"{names[key]}={short(value)}" for key, value in trial.params.items())
         if values is not None:
@@ -526,6 +529,11 @@ def _outcome(folder: Path) -> dict[str, str] | None:
         return said
     except (OSError, ValueError):
         return None
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
 def yaml_text(value: Any) -> str:

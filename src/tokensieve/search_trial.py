@@ -25,7 +25,7 @@ PRUNED = "pruned: "  # how the message of a UserError begins that ends a trial w
 
 def main(argv: Sequence[str]) -> int:
     snapshot, folder, trial_id = Path(argv[0]), Path(argv[1]), int(argv[2])
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(os.getppid(), int(os.environ[search.OWNER])), daemon=True).start()
     leads = os.environ.get("RANK", "0") == "0"
     report = reporter(snapshot, trial_id) if leads else _listen
     try:
@@ -64,10 +64,15 @@ def reporter(snapshot: Path, trial_id: int) -> Callable[[int, Mapping[str, float
         value = search.numbers(numbers).get(name)
         if value is None:
             return
-        with search.quietly():
-            trial.report(value, step)
-            if trial.should_prune():
-                raise UserError(f"{PRUNED}{name} {value:.6g} after step {step} is behind other trials")
+        try:
+            with search.quietly():
+                trial.report(value, step)
+                behind = trial.should_prune()
+        except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own; all processes must hear of it
+            told = " ".join(str(error).split())
+            raise UserError(f"step {step}: the study's database could not be told {name} ({told[:300]})") from error
+        if behind:
+            raise UserError(f"{PRUNED}{name} {value:.6g} after step {step} is behind other trials")
 
     return report
 
@@ -86,11 +91,22 @@ def _tell(folder: Path, state: str, reason: str, code: int) -> int:
     return code
 
 
-def _end_with(parent: int) -> None:
-    """End when the process that started this one is gone, so that no trial is trained twice at a time."""
-    while os.getppid() == parent:
+def _end_with(parent: int, owner: int) -> None:
+    """End when the process that started this one, or the search, is gone, so that no trial is trained twice at a time."""
+    while os.getppid() == parent and _lives(owner):
         time.sleep(1)
     os._exit(1)
+
+
+def _lives(process: int) -> bool:
+    """Whether a process is there; one that is dead but not collected yet (a zombie) is not."""
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's, or a system that has no /proc
+        return True
 
 
 if __name__ == "__main__":
