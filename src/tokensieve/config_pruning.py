@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,7 +20,6 @@ from tokensieve.config import Count, Fraction, Section, Training
 
 Weight = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
-Open = Annotated[float, Field(gt=0, lt=1)]
 EMBEDDED = "embedded"
 
 
@@ -217,6 +216,8 @@ class Pruning(Section):
 
 class PruningTraining(Training):
     """`tokensieve train configs/vision_token_pruning.yaml`: a merger and pruner heads learn to serve a frozen LLaVA."""
+
+    several_processes: ClassVar[bool] = True
 
     output: Path = Path("outputs")
     backbone_settings: Backbone = Backbone()
