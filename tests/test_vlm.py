@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 import tokensieve
 from tests.vlm_models import DECODERS, GRID, IMAGE, llava, prompts, single
 from tokensieve.core import Reduction, View
+from tokensieve.decoding import held
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.handle import Handle, PlanWarning
 from tokensieve.methods import describe
@@ -127,7 +130,7 @@ def test_every_layer_has_its_own_cache_length() -> None:
     with tokensieve.apply(model, "grid@out:20 + grid@llm.2:10 + grid@llm.4:5"):
         cache = answer(model, batch).past_key_values
     text, new = length - N, 3  # the last of four new tokens was not fed back
-    assert [cache.get_seq_length(layer) for layer in range(6)] == [text + new + k for k in (20, 20, 10, 10, 5, 5)]
+    assert [held(cache, layer) for layer in range(6)] == [text + new + k for k in (20, 20, 10, 10, 5, 5)]
 
 
 # --- what it computes -------------------------------------------------------------------------------------------------
@@ -204,6 +207,27 @@ def test_attention_of_a_decoder_layer_is_that_of_the_eager_model() -> None:
             model(**batch)
     vision = batch["input_ids"][0] == IMAGE
     assert torch.allclose(seen["row"], stock[:, -1, vision], atol=1e-5)
+
+
+def test_attention_of_a_decoder_layer_hears_sizes() -> None:
+    model, batch = llava(implementation="eager"), prompts((1,), (5,))
+    seen: dict[str, Tensor] = {}
+
+    def look(view: View, keep: int) -> Reduction:
+        seen["row"] = view.coarse()
+        return Reduction.keep(torch.arange(keep)[None], view.n)
+
+    step = Step(describe(look, needs=("attention",)), Where.parse("llm.3"), Budget("keep", Fraction(8)))
+    plan = Plan((*Plan.parse("pool@out:9").steps, step))
+    with torch.no_grad(), Handle(model, plan):
+        model(**batch, output_attentions=True)  # merged tokens alone: row of the last token, keys in their order
+        stock = model(**batch, output_attentions=True).attentions[2]
+    assert stock.shape[-1] < batch["input_ids"].shape[1]
+    assert 0 < float(seen["row"].sum()) < 1
+    alone = {**batch, "input_ids": batch["input_ids"][:, : 2 + N], "attention_mask": batch["attention_mask"][:, : 2 + N]}
+    with torch.no_grad(), Handle(model, plan):
+        model(**alone)  # no text after the image
+    assert 0 < float(seen["row"].sum()) < 1 + 1e-5
 
 
 def test_a_loss_can_be_taken() -> None:
@@ -324,11 +348,71 @@ def test_a_conversation_goes_on_with_its_cache() -> None:
     assert torch.allclose(whole.logits[0, -1], second.logits[0, -1], atol=1e-4)
 
 
+CONVERSATIONS = ("grid@llm.2:10", "grid@llm.0:10", "grid@out:10", "pool@out:9 + grid@llm.2:6")
+
+
+@pytest.mark.parametrize("plan", CONVERSATIONS)
+def test_generation_goes_on_with_a_cache(plan: str) -> None:
+    """More text after the first answer: as if it were asked at once, by the cache, by a copy of it, or step by step."""
+    model, batch = llava(), prompts((1, 2), (5, 3))
+    more = torch.tensor([[11, 12, 13], [21, 22, 23]])
+    ids = torch.cat([batch["input_ids"], more], dim=1)
+    mask = torch.cat([batch["attention_mask"], torch.ones_like(more)], dim=1)
+    with torch.no_grad():
+        handle = tokensieve.apply(model, plan)
+        cache = model(**batch, use_cache=True).past_key_values
+        assert cache.get_seq_length() == batch["input_ids"].shape[1]
+        copies = [copy.deepcopy(cache) for _ in range(3)]
+        handle.remove()
+        with tokensieve.apply(model, plan):  # another handle of the same plan
+            whole = model(input_ids=ids, attention_mask=mask, pixel_values=batch["pixel_values"]).logits[:, -1]
+            at_once = model(input_ids=more, attention_mask=mask, past_key_values=cache, position_ids=mask.cumsum(1)[:, -3:] - 1)
+            unplaced = model(input_ids=more, attention_mask=mask, past_key_values=copies[0])
+            said = answer(model, {"input_ids": ids, "attention_mask": mask}, past_key_values=copies[1])
+            cropped = copies[2]
+            model(input_ids=more, attention_mask=mask, past_key_values=cropped)
+            cropped.crop(-2)
+            again = model(input_ids=more[:, 1:], attention_mask=mask, past_key_values=cropped)
+    assert torch.allclose(again.logits[:, -1], unplaced.logits[:, -1], atol=1e-4)
+    assert torch.allclose(said.logits[0], at_once.logits[:, -1], atol=1e-4)
+    assert torch.allclose(whole, unplaced.logits[:, -1], atol=1e-4)
+    with tokensieve.apply(model, "grid@llm.3:10"), pytest.raises(UserError, match="filled under the plan"):
+        model(input_ids=more, past_key_values=cache)
+
+
+def test_a_padded_text_before_the_image() -> None:
+    model = llava()
+    text = {
+        "input_ids": torch.tensor([[0, 0, 1, 7], [1, 7, 8, 9]]),
+        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+    }
+    batch = prompts((1, 1), (5, 5))
+    ids = torch.cat([text["input_ids"], batch["input_ids"]], dim=1)
+    mask = torch.cat([text["attention_mask"], batch["attention_mask"]], dim=1)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlanWarning)
+        with tokensieve.apply(model, "grid@llm.2:10"):
+            whole = model(input_ids=ids, attention_mask=mask, pixel_values=batch["pixel_values"]).logits[:, -1]
+            cache = model(**text, use_cache=True).past_key_values
+            after = model(**(batch | {"attention_mask": mask}), past_key_values=cache).logits[:, -1]
+    assert torch.allclose(whole, after, atol=1e-4)
+
+
+def test_guessed_tokens_can_be_taken_back() -> None:
+    """Prompt look-up decoding crops the cache."""
+    model, batch = llava(), prompts((1,), (5,))
+    batch["input_ids"][0, -3:] = batch["input_ids"][0, -4]
+    with tokensieve.apply(model, "grid@out:20 + grid@llm.2:10"):
+        plain = model.generate(**batch, max_new_tokens=8, do_sample=False)
+        guessed = model.generate(**batch, max_new_tokens=8, do_sample=False, prompt_lookup_num_tokens=3)
+    assert torch.equal(plain, guessed)
+
+
 def test_text_alone_is_the_stock_model() -> None:
     model = llava()
     ids = torch.tensor([[1, 7, 11, 12, 13]])
     stock = model.generate(input_ids=ids, max_new_tokens=4, do_sample=False)
-    with tokensieve.apply(model, PLANS[4]):
+    with tokensieve.apply(model, PLANS[4]), pytest.warns(PlanWarning, match="no image"):
         assert torch.equal(stock, model.generate(input_ids=ids, max_new_tokens=4, do_sample=False))
 
 
@@ -342,6 +426,7 @@ def test_text_alone_is_the_stock_model() -> None:
         ("random@llm.-7:10", "no layer -7"),
         ("random@4:10", "no layer 4 in a tower of 3 blocks"),
         ("random@out:10(rest=zero) + random@llm.2:4", "rest=zero"),
+        ("random@out:10(rest=zero)", "rest=zero"),
         ("random@llm.2:-36", "nothing would be left"),
     ],
 )
@@ -393,6 +478,24 @@ def test_flash_attention_gets_the_mask_it_wants() -> None:
     assert torch.equal(vlm.decoder.mask(alive, 3, None, torch.float32), alive)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="flash"):
         vlm.decoder.mask(alive, 3, torch.zeros(2, 3), torch.float32)
+
+
+def test_two_steps_at_one_layer_are_both_in_the_ledger() -> None:
+    model, batch = llava(), prompts((1, 1), (5, 5))
+    with tokensieve.apply(model, "grid@2:30 + grid@llm.2:20 + grid@llm.2:10") as handle:
+        answer(model, batch, num_beams=2)
+        assert [row.tokens_out for row in handle.ledger] == [30, 20, 10]
+        assert handle.kept is not None and handle.kept.shape == (2, 10)
+        answer(model, prompts((1, 2), (5, 5)), use_cache=False)
+        assert len(handle.ledger) == 3
+
+
+def test_features_of_other_images_are_refused() -> None:
+    model, one, two = llava(), prompts((1,), (5,)), prompts((1,), (5,), seed=1)
+    with torch.no_grad(), tokensieve.apply(model, "anchor@out:10(k=4)"):
+        first, _ = (model.model.get_image_features(batch["pixel_values"], return_dict=True) for batch in (one, two))
+        with pytest.raises(UserError, match="computed last"):
+            model(one["input_ids"], mm_encoder_outputs={"image": first})
 
 
 def test_features_of_an_earlier_time_are_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -130,6 +130,11 @@ class Reduction:
             return where.masked_fill(share <= 0, -1)
         places = torch.arange(self.k, device=self.index.device).expand_as(self.index)
         return self.index.new_full((self.index.shape[0], self.n), -1).scatter_(1, self.index, places)
+
+    def rows(self, index: Tensor) -> Reduction:
+        """What is done to these images."""
+        parts = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **parts)
 
     def apply(self, x: Tensor) -> Tensor:
         """(B, N, ...) -> (B, K, ...)."""

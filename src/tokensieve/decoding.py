@@ -3,7 +3,8 @@
 Each layer is handed the tokens that are left, and what it makes of them is put back to where they were, so that the model
 around the layers (deep features, final norm, head, loss) sees the length it knows; a dropped token keeps the state it had then.
 Positions stay the original ones. The cache of a layer holds only what the layer has seen; which of its entries may be looked at
-is remembered with the cache, so that generation goes on from it: step by step, in batches with padding, with beams.
+is written on the cache itself, so that generation goes on from it: step by step, in batches with padding, with beams, from a
+copy of it, or after its last tokens were taken back.
 
 Merged tokens carry their sizes into the decoder: log(size) is added to the attention logits of those keys, so that a token that
 stands for five patches is heard as five (flash attention takes no such bias; there each is heard as one).
@@ -14,16 +15,17 @@ what dropping is when soft is 0 or 1.
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from tokensieve.core import Question, Reduction
-from tokensieve.errors import UserError
+from tokensieve.errors import PlanWarning, UserError
 from tokensieve.models import Undo
 from tokensieve.models.vlm import Vlm
 from tokensieve.patching import Patch
@@ -38,6 +40,7 @@ class Shown:
     """The images whose features were computed last."""
 
     lengths: list[int]  # tokens of each image, as placeholders in the sequence count them
+    total: float  # the sum of their features, by which they are known again
     kept: Tensor | None = None  # (I, K), which of them the tower left, in raster order; None: all
     sizes: Tensor | None = None  # (I, K), patches that each of those stands for; None: one each
 
@@ -59,6 +62,10 @@ class Stage:
     alive: Tensor  # (B, T): False is padding, which nobody looks at
     bias: Tensor | None = None  # (B, T), log of sizes and of soft masks
 
+    def first(self, count: int) -> Stage:
+        """So many tokens of these."""
+        return Stage(self.alive[:, :count], None if self.bias is None else self.bias[:, :count])
+
     def then(self, new: Stage) -> Stage:
         """What was there, and what came."""
         bias = None
@@ -70,9 +77,50 @@ class Stage:
 
 
 @dataclass
+class Trace:
+    """What a plan has done to a cache."""
+
+    plan: str
+    seen: int  # tokens that were fed, of each prompt, padding included
+    stages: dict[int, Stage] = field(default_factory=dict)  # by the layer with which each begins
+
+
+class Sieved:
+    """A cache whose layers hold fewer tokens than were fed; asked for its length in general, it tells what was fed."""
+
+    trace: Trace
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        length: int = super().get_seq_length(layer_idx)  # type: ignore[misc]
+        return self.trace.seen if layer_idx == 0 else length
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        before = self.trace.seen - super().get_seq_length(0)  # type: ignore[misc]
+        super().crop(*args, **kwargs)  # type: ignore[misc]
+        self.trace.seen = before + super().get_seq_length(0)  # type: ignore[misc]
+
+
+@functools.cache
+def _sieved(kind: Any) -> Any:
+    """The class of caches of a kind that a plan has been at."""
+    return type(f"Sieved{kind.__name__}", (Sieved, kind), {})
+
+
+def trace_of(cache: Any) -> Trace | None:
+    """What plans did to a cache; None: nothing."""
+    return cache.trace if isinstance(cache, Sieved) else None
+
+
+def held(cache: Any, layer: int) -> int:
+    """Tokens in the cache of a layer."""
+    return int(cache.layers[layer].get_seq_length()) if cache is not None and len(cache.layers) > layer else 0
+
+
+@dataclass
 class Run:
     """One forward pass of the decoder."""
 
+    past: Tensor | None  # (B, P), False where the tokens before these are padding; None: none is
     real: Tensor  # (B, L), False where the new tokens are padding
     question: Tensor  # (B, L)
     groups: list[Group]
@@ -81,6 +129,14 @@ class Run:
     at: Tensor | None = None  # (B, K), where the tokens that are left stand; None: all are
     mask: Tensor | None = None  # as the layers of this stage want it
     tables: tuple[Tensor, ...] = ()  # (B, K, d), rotary angles of the tokens that are left
+
+    def to(self, device: torch.device) -> None:
+        """Everything goes to where the next layer is, where a model is spread over several devices."""
+        for holder in (self, *self.groups):
+            for name, value in vars(holder).items():
+                if isinstance(value, Tensor):
+                    setattr(holder, name, value.to(device))
+        self.tables = tuple(table.to(device) for table in self.tables)
 
 
 @dataclass
@@ -115,12 +171,14 @@ class Decoding:
     # what the tower left of so many images: which (I, K), their sizes (None: one each), and N; None: all
     left_of: Callable[[int], tuple[Tensor, Tensor | None, int] | None]
     asked: Callable[[], Tensor | None]  # (B, L), the caller's own mask of the question
+    plan: str
     shown: Shown | None = None
     prompt: Prompt | None = None
     prompted: int | None = None  # tokens of the prompt, while generate() runs
     run: Run | None = None
     pictured: Tensor | None = None  # (B, L), placeholders of the pass under way
-    traces: WeakKeyDictionary[Any, dict[int, Stage]] = field(default_factory=WeakKeyDictionary)
+    labels: Tensor | None = None  # (B, L), of the call under way: what is to be said is not asked
+    warned: bool = False  # that nothing was cut
 
     # --- on and off ---------------------------------------------------------------------------------------------
 
@@ -133,7 +191,10 @@ class Decoding:
             inner.register_forward_pre_hook(Patch(self._given), with_kwargs=True).remove,
             decoder.module.register_forward_pre_hook(Patch(self._start), with_kwargs=True).remove,
             decoder.module.register_forward_hook(Patch(self._finish)).remove,
+            self.forget,
         ]
+        if self.vlm.model is not inner:
+            undo.append(self.vlm.model.register_forward_pre_hook(Patch(self._called), with_kwargs=True).remove)
         if hasattr(self.vlm.model, "generate"):
             undo.append(replace_method(self.vlm.model, "generate", self._generate(self.vlm.model.generate)))
         first = min(self.cuts, default=decoder.depth)
@@ -141,6 +202,10 @@ class Decoding:
             layer = decoder.layers[number]
             undo.append(replace_method(layer, "forward", self._layer(number, layer.forward)))
         return undo
+
+    def forget(self) -> None:
+        """Nothing of an earlier pass is left."""
+        self.shown = self.prompt = self.prompted = self.run = self.pictured = self.labels = None
 
     def question_of(self, images: int, tokens: int) -> Question | None:
         """What the prompt asks about each of the images whose features are being computed: the decoder's input embeddings.
@@ -154,7 +219,8 @@ class Decoding:
         counts = pictured.sum(1) // tokens
         if int(counts.sum()) != images:
             raise UserError(f"{images} images, but the prompts have places for {int(counts.sum())}, of {tokens} tokens each")
-        mask = self._question(self._real(tuple(ids.shape), ids.device, self.prompt.real), pictured)
+        real = torch.ones_like(pictured) if self.prompt.real is None else self.prompt.real.to(ids.device, torch.bool)
+        mask = self._question(real[:, -ids.shape[1] :], pictured)
         embedded = self.vlm.inner.get_input_embeddings()(ids)
         return _packed(embedded, mask).rows(torch.arange(len(ids), device=ids.device).repeat_interleave(counts))
 
@@ -172,6 +238,9 @@ class Decoding:
 
         return generate
 
+    def _called(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.labels = kwargs.get("labels")
+
     def _given(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.prompted is None:
             ids = kwargs.get("input_ids", args[0] if args else None)
@@ -183,14 +252,16 @@ class Decoding:
             out = stock(*args, **kwargs)
             features: Sequence[Tensor] = out.pooler_output
             left = self.left_of(len(features))
-            self.shown = Shown([len(feature) for feature in features])
+            lengths, kept, sizes = [len(feature) for feature in features], None, None
             if left is not None:  # each stands at its place among all; the others are gone before the first layer
                 kept, sizes, n = left
                 stacked = torch.stack(tuple(features))  # (I, K, E)
                 full = stacked.new_zeros((stacked.shape[0], n, stacked.shape[2]))
                 out.pooler_output = list(full.scatter(1, kept[..., None].expand_as(stacked), stacked))
                 kept, order = kept.sort(dim=1)
-                self.shown = Shown([n] * len(features), kept, None if sizes is None else sizes.gather(1, order))
+                lengths, sizes = [n] * len(features), None if sizes is None else sizes.gather(1, order)
+            total = float(torch.cat(tuple(features)).detach().sum(dtype=torch.float64))
+            self.shown = Shown(lengths, total, kept, sizes)
             return out
 
         return get_image_features
@@ -198,7 +269,9 @@ class Decoding:
     def _placeholders(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         def get_placeholder_mask(*args: Any, **kwargs: Any) -> Any:
             answer = stock(*args, **kwargs)
-            if kwargs.get("image_features") is not None or len(args) > 2:
+            features = kwargs.get("image_features", args[2] if len(args) > 2 else None)
+            if features is not None:
+                self._recognise(features)
                 mask = answer[0] if isinstance(answer, tuple) else answer
                 self.pictured = mask[..., 0] if mask.dim() == 3 else mask  # (B, L)
             return answer
@@ -207,27 +280,48 @@ class Decoding:
 
     # --- inside the decoder -------------------------------------------------------------------------------------
 
+    def _recognise(self, features: Tensor) -> None:
+        """A UserError if these are not the features that were computed last, once or several times (beams)."""
+        if self.shown is None:
+            raise UserError("features of images were given that were computed before the plan was on; give pixel values")
+        times = len(features.flatten(0, -2)) / sum(self.shown.lengths)
+        total, size = float(features.detach().sum(dtype=torch.float64)), float(features.detach().abs().sum(dtype=torch.float64))
+        if times != int(times) or abs(total - times * self.shown.total) > 1e-2 * (1 + size**0.5):
+            raise UserError("the features of images are not those that were computed last; give pixel values with every call")
+
     def _start(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.run = None
+        pictured, self.pictured, self.run = self.pictured, None, None
         cache = kwargs.get("past_key_values")
-        if self.pictured is None and cache not in self.traces:
-            return
+        trace = trace_of(cache)
         x = kwargs.get("inputs_embeds")
         if x is None:  # text alone, given to the decoder itself
             x = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        batch, length = x.shape[:2]
+        if pictured is None and trace is None:
+            if length > 1 and not held(cache, 0) and not self.warned:
+                self.warned = True
+                note = f"{self.plan}: no image in this prompt, or its features came in a way that is not known: nothing is cut"
+                warnings.warn(note, PlanWarning, stacklevel=2)
+            return
+        if trace is not None and trace.plan != self.plan:
+            raise UserError(
+                f"this cache was filled under the plan {trace.plan}, and {self.plan} is on now; begin without a cache"
+            )
         mask = kwargs.get("attention_mask")
         if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
             raise UserError(
                 "a plan in the decoder needs the attention mask as (batch, length), or none: call generate() without a "
                 "static cache, and the model without a mask of its own"
             )
-        batch, length = x.shape[:2]
-        past = 0 if cache is None else cache.get_seq_length(self.vlm.decoder.depth - 1)
-        self.vlm.decoder.check(length + past)
-        real = self._real((batch, length), x.device, mask)
-        pictured, self.pictured = self.pictured, None
+        seen = held(cache, 0) if trace is None else trace.seen
+        if mask is not None and mask.shape[1] != seen + length:
+            raise UserError(f"the attention mask is for {mask.shape[1]} tokens, but {seen} were fed and {length} come")
+        self.vlm.decoder.check(length + seen)
+        past, real = None, torch.ones((batch, length), dtype=torch.bool, device=x.device)
+        if mask is not None:
+            past, real = mask.to(x.device, torch.bool).split([seen, length], dim=1)
         if pictured is None:
-            self.run = Run(real, real, [], torch.ones_like(real))
+            self.run = Run(past, real, real, [], torch.ones_like(real))
             return
         groups = self._groups(pictured)
         left = torch.ones_like(real)
@@ -235,13 +329,15 @@ class Decoding:
             left[group.rows] &= ~pictured[group.rows]
         for group in groups:
             left[group.rows[:, None], group.at] = True
-        self.run = Run(real, self._question(real, pictured), groups, left)
+        self.run = Run(past, real, self._question(real, pictured), groups, left)
         for group in groups:
             if group.sizes is not None:
                 self._weigh(self.run, group.rows, group.at, group.sizes)
 
     def _weigh(self, run: Run, rows: Tensor, at: Tensor, factor: Tensor) -> None:
-        """The tokens `at` (G, N) of these rows are heard `factor` (G, N) times as loud as before."""
+        """The tokens `at` (G, N) of these rows are heard `factor` (G, N) times as loud as before, where the kernel can."""
+        if not self.vlm.decoder.takes_bias:
+            return
         bias = torch.zeros(run.real.shape, device=at.device) if run.bias is None else run.bias
         run.bias = bias.index_put((rows[:, None], at), factor.float().log(), accumulate=True)
 
@@ -255,6 +351,8 @@ class Decoding:
             run, x = self.run, hidden_states  # (B, L, D)
             if run is None:
                 return stock(x, *args, **kwargs)
+            if run.left.device != x.device:
+                run.to(x.device)
             tables: tuple[Tensor, Tensor] = kwargs["position_embeddings"]
             if starts:
                 for cut in self.cuts[number]:
@@ -268,28 +366,35 @@ class Decoding:
                 return stock(x, *args, **kwargs)
             out = stock(_rows(x, run.at), *args, **kwargs)
             made: Tensor = out[0] if isinstance(out, tuple) else out  # (B, K, D)
-            whole = x.flatten(0, 1).index_copy(0, _flat(run.at, x.shape[1]), made.flatten(0, 1).to(x.dtype)).view_as(x)
+            x = x.to(made.device)
+            whole = (
+                x.flatten(0, 1).index_copy(0, _flat(run.at.to(x.device), x.shape[1]), made.flatten(0, 1).to(x.dtype)).view_as(x)
+            )
             return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
         return forward
 
     def _cut(self, cut: Any, number: int, x: Tensor, tables: tuple[Tensor, Tensor], run: Run) -> Tensor:
         """Lets a step decide about every image's tokens and carries the decisions out: (B, L, D) -> same."""
+        if not run.groups:
+            return x
         groups = []
-        asks = _packed(x, run.question) if run.groups else None
+        asks = _packed(x, run.question)
         last = run.question.int().cumsum(1).argmax(1)  # (B,), the last token of the question
         for group in run.groups:
             rows, at = group.rows, group.at
 
             def attend(x: Tensor = x, rows: Tensor = rows, at: Tensor = at) -> Attention:
                 cos, sin = (table.expand(len(x), -1, -1)[rows] for table in tables)
-                seen = (run.left & run.real)[rows]
-                return self.vlm.decoder.attention(number, x[rows], (cos, sin), seen, last[rows], at)
+                seen, bias = (run.left & run.real)[rows], None if run.bias is None else run.bias[rows]
+                asking = torch.maximum(last[rows], at.amax(1))  # where no text follows the image, its last token
+                return self.vlm.decoder.attention(number, x[rows], (cos, sin), seen, asking, at, bias)
 
             tokens = x[rows[:, None], at]  # (G, N, D)
-            question = None if asks is None else asks.rows(rows)
-            reduction = self.decide(cut, tokens, group.images, group.sizes, question, attend)
+            reduction = self.decide(cut, tokens, group.images, group.sizes, asks.rows(rows), attend)
             if reduction.soft is not None:
+                if not self.vlm.decoder.takes_bias:
+                    raise UserError('a soft mask needs attn_implementation="sdpa" or "eager"; flash attention takes none')
                 self._weigh(run, rows, at, reduction.soft.float().clamp_min(SOFTEST))
                 groups.append(group)
                 continue
@@ -298,7 +403,7 @@ class Decoding:
                 x = x.index_put((rows[:, None], on), reduction.apply(tokens))
             run.left[rows[:, None], at] = False
             run.left[rows[:, None], on] = True
-            if reduction.sizes is not None and self.vlm.decoder.takes_bias:
+            if reduction.sizes is not None:
                 before = 1.0 if group.sizes is None else group.sizes.gather(1, reduction.index)
                 self._weigh(run, rows, on, reduction.sizes / before)
             groups.append(replace(group, at=on, sizes=reduction.carry_sizes(group.sizes)))
@@ -316,29 +421,38 @@ class Decoding:
             bias = None if bias is None else bias.gather(1, run.at)
         stage = Stage(alive, bias)
         if cache is not None:
-            trace = self.traces.setdefault(cache, {})
-            past = cache.get_seq_length(number)
-            if past:
-                before = trace.get(number, Stage(alive.new_ones((len(alive), past))))
-                if before.alive.shape != (len(alive), past):
-                    raise UserError(
-                        f"the cache of layer {number} holds {past} tokens, but {before.alive.shape[1]} went into it under this "
-                        "plan; go on with the cache as it was, or begin without one"
-                    )
-                stage = before.then(stage)
-            trace[number] = stage
+            stage = self._remember(cache, number, stage, run)
         run.mask = self.vlm.decoder.mask(stage.alive, alive.shape[1], stage.bias, x.dtype)
+
+    def _remember(self, cache: Any, number: int, new: Stage, run: Run) -> Stage:
+        """What the layers from this one on have seen with what comes now, written on the cache."""
+        past, trace = held(cache, number), trace_of(cache)
+        if trace is None:
+            trace = Trace(self.plan, past)
+            cache.__class__ = _sieved(type(cache))  # type: ignore[arg-type]
+            cache.trace = trace
+        if number == min(self.cuts):
+            trace.seen += run.real.shape[1]
+        if past:
+            earlier = new.alive.new_ones((len(new.alive), past)) if run.past is None else run.past
+            before = trace.stages.get(number, Stage(earlier))
+            if before.alive.shape[1] < past or len(before.alive) != len(new.alive):
+                raise UserError(
+                    f"the cache of layer {number} holds {past} tokens of {len(new.alive)} prompts, but under this plan "
+                    f"{before.alive.shape[1]} of {len(before.alive)} went in; go on with it as it was, or begin without one"
+                )
+            new = before.first(past).then(new)  # fewer: the last ones were taken back
+        trace.stages[number] = new
+        return new
 
     # --- what stands where --------------------------------------------------------------------------------------
 
     def _groups(self, pictured: Tensor) -> list[Group]:
         """The images of a pass, found by their placeholders (B, L), those with equally many tokens together."""
-        if self.shown is None:
-            raise UserError("features of images were given that were computed before the plan was on; give pixel values")
+        assert self.shown is not None  # by _recognise
         counts: list[int] = pictured.sum(1).tolist()
         times, rest = divmod(sum(counts), sum(self.shown.lengths))  # beams: every row and its images several times
-        if rest or len(counts) % max(times, 1):
-            raise UserError("the features of images are not those that were computed last; give pixel values with every call")
+        assert not rest and len(counts) % times == 0
         places = pictured.nonzero()[:, 1].tolist()  # row by row
         found: dict[int, list[tuple[int, int, list[int]]]] = {}
         image = done = 0
@@ -357,15 +471,8 @@ class Decoding:
             images, rows, at = (torch.tensor(part, device=pictured.device) for part in zip(*members, strict=True))
             if self.shown.kept is not None:
                 at = at.gather(1, self.shown.kept[images])
-            weighed = self.shown.sizes is not None and self.vlm.decoder.takes_bias
-            groups.append(Group(images, rows, at, self.shown.sizes[images] if weighed else None))  # type: ignore[index]
+            groups.append(Group(images, rows, at, None if self.shown.sizes is None else self.shown.sizes[images]))
         return groups
-
-    def _real(self, shape: tuple[int, ...], device: torch.device, mask: Tensor | None = None) -> Tensor:
-        """Which tokens are no padding, by a mask that may tell of earlier ones too: (B, L)."""
-        if mask is None:
-            return torch.ones(shape, dtype=torch.bool, device=device)
-        return mask[:, -shape[1] :].to(device=device, dtype=torch.bool)
 
     def _question(self, real: Tensor, pictured: Tensor) -> Tensor:
         """Which tokens are the question: what the caller says, else the prompt's text: (B, L)."""
@@ -375,6 +482,9 @@ class Decoding:
                 raise UserError(f'context["question"] is {tuple(given.shape)}, but the sequences are {tuple(real.shape)}')
             return given.to(real.device, torch.bool)
         text = real & ~pictured
+        if self.labels is not None and self.labels.shape == text.shape:
+            untold = text & (self.labels.to(text.device) == -100)
+            text = torch.where(untold.any(1, keepdim=True), untold, text)  # labels that are the whole prompt tell nothing
         if self.prompted is not None:
             text[:, self.prompted :] = False  # without a cache, what was generated comes again with every step
         return text

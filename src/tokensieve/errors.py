@@ -10,6 +10,10 @@ class UserError(ValueError):
     """A mistake in the input. The command line prints it in one line and exits with 2."""
 
 
+class PlanWarning(UserWarning):
+    """The plan can be carried out, but does not do what its text suggests."""
+
+
 class Uncuttable(UserError):
     """The plan is fine, but this model has no place where it could be carried out."""
 

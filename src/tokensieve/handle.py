@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tokensieve.core import Question, Reduction, View
 from tokensieve.decoding import Decoding
-from tokensieve.errors import Uncuttable, UserError
+from tokensieve.errors import PlanWarning, Uncuttable, UserError
 from tokensieve.models import Block, Layout, Tower, Undo, open_tower, open_vlm
 from tokensieve.parts import Weights, load_parts
 from tokensieve.patching import Patch, replace
@@ -26,10 +26,6 @@ from tokensieve.scoring import Attention
 
 if TYPE_CHECKING:
     from tokensieve.pictures import Picture
-
-
-class PlanWarning(UserWarning):
-    """The plan can be carried out, but does not do what its text suggests."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,8 @@ class Pass:
     at: Tensor | None = None  # (B, N now), which of the patches that arrived at block 1 stand here, None: all
     ledger: list[Row] = field(default_factory=list)
     stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that cut something
+    noted: set[int] = field(default_factory=set)  # seeds of the decoder's cuts that are in the ledger
+    uneven: bool = False  # the images had different numbers of tokens in the decoder
     soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that let all go on, with a probability
 
     def seen(self) -> Attention | None:
@@ -83,15 +81,22 @@ class Pass:
             return self.attention
         return self.attention.select(self.since)
 
-    def note(self, layer: str, reduction: Reduction) -> None:
-        """A cut inside the decoder; where images differ in their number of tokens, the first of them are noted."""
-        if any(row.layer == layer for row in self.ledger):
+    def note(self, cut: Cut, reduction: Reduction, images: Tensor) -> None:
+        """A cut inside the decoder, for these images (G,), some of them perhaps several times (beams).
+
+        Where images differ in their number of tokens the first of them are noted; a pass that is run again says nothing new.
+        """
+        numbers: list[int] = images.tolist()
+        once = [numbers.index(number) for number in dict.fromkeys(numbers)]
+        self.uneven |= len(once) < len(self.samples)
+        if cut.seed in self.noted:
             return
-        self.ledger.append(Row(layer, reduction.n, reduction.n if reduction.soft is not None else reduction.k))
+        self.noted.add(cut.seed)
+        self.ledger.append(Row(cut.name, reduction.n, reduction.n if reduction.soft is not None else reduction.k))
         if reduction.soft is not None:
-            self.soft.append((layer, reduction))
+            self.soft.append((cut.name, reduction))
         elif reduction.k < reduction.n:
-            self.stages.append((layer, reduction))
+            self.stages.append((cut.name, reduction.rows(torch.tensor(once, device=images.device))))
 
 
 class Handle:
@@ -144,7 +149,10 @@ class Handle:
                     f"{self.plan}: {vlm.decoder.implementation} takes no bias, so that the decoder hears a merged token as one"
                 )
                 self.notes.append(f'{told}; attn_implementation="sdpa" hears it as often as it stands for patches')
-            self._decoding = Decoding(vlm, layers, self._decide, self._left_of, lambda: self.context.get("question"))
+            if cuts[-1].step.rest == "zero":
+                raise UserError(f"{cuts[-1].step}: rest=zero would have the decoder read empty tokens; use rest=drop")
+            asked = lambda: self.context.get("question")  # noqa: E731
+            self._decoding = Decoding(vlm, layers, self._decide, self._left_of, asked, str(self.plan))
 
     # --- on and off ---------------------------------------------------------------------------------------------
 
@@ -194,9 +202,10 @@ class Handle:
     def reduction(self) -> Reduction | None:
         """All cuts of the last batch as one reduction of the original patches.
 
-        None if nothing was cut, or if patch dropout (in training) left no raster to count in.
+        None if nothing was cut, if patch dropout (in training) left no raster to count in, or if images had different numbers
+        of tokens.
         """
-        if self._pass is None or not self._pass.whole or not self._pass.stages:
+        if self._pass is None or not self._pass.whole or not self._pass.stages or self._pass.uneven:
             return None
         return reduce(Reduction.then, (reduction for _, reduction in self._pass.stages))
 
@@ -394,7 +403,7 @@ class Handle:
         keep = self._keep(cut, n)
         if keep == n:
             everything = torch.arange(n, device=tokens.device).expand(len(tokens), -1)
-            state.note(cut.name, Reduction(everything, n))
+            state.note(cut, Reduction(everything, n), images)
             return Reduction(everything, n)
         h, w = state.grid or (0, 0)
         with torch.autocast(tokens.device.type, enabled=False):
@@ -412,7 +421,7 @@ class Handle:
                 question=question,
             )
             reduction = self._chosen(cut, view, keep)
-        state.note(cut.name, reduction)
+        state.note(cut, reduction, images)
         return reduction
 
 

@@ -81,13 +81,20 @@ class Decoder:
         return torch.where(seen, values, torch.finfo(dtype).min)
 
     def attention(
-        self, layer: int, x: Tensor, tables: tuple[Tensor, Tensor], alive: Tensor, last: Tensor, at: Tensor
+        self,
+        layer: int,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        alive: Tensor,
+        last: Tensor,
+        at: Tensor,
+        bias: Tensor | None = None,
     ) -> Attention:
         """A layer's attention on the states x (B, L, D) that arrive at it: one token's row, and some tokens among each other.
 
         tables: (cos, sin), (B, L, d) each; alive (B, L); last (B,): the token that stands in the place of CLS, its row taken
-        over all it may see; at (B, N): the vision tokens. They see each other in both directions, since which of two patches
-        comes first is an accident of the raster.
+        over all it may see; at (B, N): the vision tokens; bias (B, L): what is added to the logits of each key. Vision tokens
+        see each other in both directions, since which of two patches comes first is an accident of the raster.
         """
         module = self.layers[layer]
         attn = module.self_attn
@@ -97,9 +104,11 @@ class Decoder:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         scale = float(attn.scaling)
         rows = torch.cat([last[:, None], at], dim=1)[:, None, :, None]  # (B, 1, 1+N, 1)
-        chosen = Attention(torch.take_along_dim(q, rows, 2), torch.take_along_dim(k, rows, 2), prefix=1, scale=scale)
+        heard = None if bias is None else torch.take_along_dim(bias[:, None, None], rows.transpose(2, 3), 3)  # (B, 1, 1, 1+N)
+        chosen = Attention(torch.take_along_dim(q, rows, 2), torch.take_along_dim(k, rows, 2), 1, scale, heard)
         own = torch.take_along_dim(q, last[:, None, None, None], 2)  # (B, H, 1, d)
         logits = (own.float() * scale) @ k.float().transpose(-1, -2)  # (B, H, 1, L)
+        logits = logits if bias is None else logits + bias[:, None, None]
         order = torch.arange(x.shape[1], device=x.device)
         hidden = ~alive | (order > last[:, None])  # (B, L)
         row = logits.masked_fill(hidden[:, None, None], -torch.inf).logsumexp(-1)  # (B, H, 1)
