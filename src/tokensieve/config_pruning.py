@@ -145,7 +145,9 @@ class Pruning(Section):
     distill_loss_weight: Weight = 0.0
     """Of the divergence from the full model's distribution of the answer's words. 0 leaves it out."""
     hard_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The last share of the steps, in which the pruners' masks are hard forward and soft backward."""
+    """The last share of the steps, in which the pruners drop tokens as they will in use, with a straight-through gradient."""
+    prune_rest: Literal["drop", "merge"] = "drop"
+    """What becomes of pruned tokens: gone, or averaged into the kept ones most like them (rest=merge in the plan)."""
     disc_hidden: Count = 256
     disc_reinit_prob: Fraction = 0.01
     """Probability that a step begins with a new discriminator, so that it does not run away."""

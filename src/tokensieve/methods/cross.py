@@ -2,12 +2,19 @@
 
     v = vision W_v,  w = question W_w                       both to d_internal
     h = v + attention(v asks, the question's words answer)  several heads; one more word stands for "none of them"
-    logit = MLP(norm(h))                                    (B, N), one head of weights for each layer
+    logit = MLP(norm(h)) + gain * mean over heads of log(attention to the mean word / attention to "none of them")
+
+(B, N), other weights at each layer. The last term is what the attention's softmax hides from what it averages: how much a token
+has to do with the question at all. A token that stands for several patches tells the MLP so by the logarithm of its size.
 
 In training a token stays with probability sigmoid((logit + g) / T), g the difference of two Gumbel numbers. Nothing is
 dropped: the logarithm of the probability is added to the attention logits of that token from this layer on, which is where
 dropping acts. (A factor of the hidden state would be undone by the next layer's norm.) In use the best K by logit stay and the
 others are gone; as the probabilities become 0 and 1, the one becomes the other.
+
+Before they are that, the best K of nearly equal probabilities are another choice than a draw by them. So the training may end
+with steps on the hard path (`straight`): K tokens drawn by logit + T * g, with a gate that is 1 forward and backward the
+logarithm of the token's share, as in methods/learned.py.
 
 The heads see the question only, never the answer.
 """
@@ -39,20 +46,26 @@ class Head(nn.Module):
         self.nothing = nn.Parameter(torch.randn(1, 1, d_internal))
         self.q, self.k, self.v, self.o = (nn.Linear(d_internal, d_internal, bias=False) for _ in range(4))
         self.norm = nn.LayerNorm(d_internal)
+        self.size = nn.Linear(1, d_internal, bias=False)
         self.hidden, self.out = nn.Linear(d_internal, d_internal), nn.Linear(d_internal, 1)
+        self.gain = nn.Parameter(torch.tensor(0.1))
         nn.init.normal_(self.out.weight, std=0.1 * d_internal**-0.5)
         nn.init.constant_(self.out.bias, math.log(stays / (1 - stays)))  # begins with the right number of tokens
 
-    def forward(self, tokens: Tensor, question: Question | None) -> Tensor:
-        v = self.vision(self.vision_norm(tokens.float()))  # (B, N, d_internal)
-        words = self.nothing.expand(len(v), -1, -1)
-        mask = None
+    def forward(self, tokens: Tensor, sizes: Tensor, question: Question | None) -> Tensor:
+        v = self.vision(self.vision_norm(tokens.float())) + self.size(sizes.log()[..., None])  # (B, N, d_internal)
+        nothing = self.nothing.expand(len(v), -1, -1)
+        words, there = nothing, torch.ones_like(nothing[..., 0], dtype=torch.bool)
         if question is not None:
-            words = torch.cat([words, self.question(self.question_norm(question.tokens.float()))], dim=1)
-            mask = F.pad(question.mask, (1, 0), value=True)[:, None, None]  # (B, 1, 1, 1+T)
-        q, k, heard = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.q(v), self.k(words), self.v(words)))
-        heard = F.scaled_dot_product_attention(q, k, heard, attn_mask=mask).transpose(1, 2).flatten(2)
-        return self.out(F.gelu(self.hidden(self.norm(v + self.o(heard)))))[..., 0]
+            words = torch.cat([nothing, self.question(self.question_norm(question.tokens.float()))], dim=1)
+            there = torch.cat([there, question.mask], dim=1)  # (B, 1+T)
+        q, k, said = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.q(v), self.k(words), self.v(words)))
+        logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5  # (B, H, N, 1+T)
+        share = logits.masked_fill(~there[:, None, None], -1e4).log_softmax(-1)
+        heard = (share.exp() @ said).transpose(1, 2).flatten(2)
+        asked = there.sum(1)[:, None] - 1  # (B, 1), how many words
+        odds = (share[..., 1:].logsumexp(-1) - share[..., 0]).clamp(-MOST, MOST).mean(1) - asked.clamp_min(1).log()  # (B, N)
+        return self.out(F.gelu(self.hidden(self.norm(v + self.o(heard)))))[..., 0] + self.gain * odds
 
 
 class Heads(nn.Module):
@@ -82,7 +95,7 @@ class Heads(nn.Module):
         self.layer = nn.ModuleDict({str(n): Head(width, d_internal, heads, p) for n, p in zip(layers, stays, strict=True)})
         self.register_buffer("temperature", torch.tensor(float(temperature)))
         self.soft = False  # the soft path without noise, in evaluation
-        self.straight = False  # in training: hard forward, soft backward
+        self.straight = False  # in training: the hard path, and a straight-through gate for the gradient
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -107,7 +120,7 @@ class Heads(nn.Module):
     def forward(self, view: View) -> Tensor:
         if view.place not in self.places():
             raise UserError(f"cross: no head for @{view.place}; these weights were trained for {', '.join(self.places())}")
-        return self.layer[view.place.removeprefix("llm.")](view.tokens, view.question)
+        return self.layer[view.place.removeprefix("llm.")](view.tokens, view.size(), view.question)
 
 
 @method(
@@ -120,20 +133,19 @@ def cross(view: View, keep: int) -> Reduction:
     """The tokens whose logits are largest; in training all of them, with the probabilities of staying."""
     part: Heads = view.part
     logits = part(view)
+    if part.training and part.straight:
+        noise = part.temperature * view.noise().clamp(1e-6, 1 - 1e-6).logit()
+        chosen = top(logits.detach() + noise, keep)
+        share = logits.log_softmax(-1).gather(1, chosen)  # (B, K)
+        return Reduction.keep(chosen, view.n, scores=logits, gate=1 + (share - share.detach()))
     if not (part.training or part.soft):
         return Reduction.keep(top(logits, keep), view.n, scores=logits)
-    noisy = logits
-    if part.training:
-        noisy = logits + view.noise().clamp(1e-6, 1 - 1e-6).logit()
-    stays = F.logsigmoid(noisy / part.temperature)
-    if part.straight and part.training:
-        kept = torch.zeros_like(logits).scatter(1, top(logits.detach(), keep), 1.0)
-        stays = torch.where(kept > 0, 0.0, GONE) + stays - stays.detach()
+    noisy = logits + view.noise().clamp(1e-6, 1 - 1e-6).logit() if part.training else logits
     everything = torch.arange(view.n, device=logits.device).expand(len(logits), -1)
-    return Reduction(index=everything, n=view.n, scores=logits, soft=stays.exp())
+    return Reduction(index=everything, n=view.n, scores=logits, soft=(noisy / part.temperature).sigmoid())
 
 
-GONE = -20.0  # logarithm of the probability that stands for 0
+MOST = 20.0  # how far the odds of one head can go; without any word they are -infinite
 
 
 def sparsity(soft: Tensor, keep: int) -> Tensor:

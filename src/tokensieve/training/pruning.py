@@ -12,6 +12,7 @@ many times as large.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -175,7 +176,8 @@ class PruningLearner:
     def _plan(self) -> str:
         steps = ["merger@out"] if "merger" in self.parts else []
         if "cross" in self.parts:
-            steps.append("cross@llm." + ",".join(map(str, self.goal.pruning_layers)))
+            rest = "" if self.goal.prune_rest == "drop" else f"(rest={self.goal.prune_rest})"
+            steps.append("cross@llm." + ",".join(map(str, self.goal.pruning_layers)) + rest)
         return " + ".join(steps)
 
     def _make_parts(self) -> dict[str, nn.Module]:
@@ -207,9 +209,13 @@ class PruningLearner:
             made["discriminator"] = Discriminator(width, goal.disc_hidden)
         return {name: part.to(self.device) for name, part in made.items()}
 
+    @property
+    def a_step(self) -> int:
+        """Questions that a step sees, in all processes."""
+        return self.how.batch_size * self.how.gradient_accumulation_steps * self.accelerator.num_processes
+
     def _count_steps(self) -> int:
-        world, a_step = self.accelerator.num_processes, self.how.batch_size * self.how.gradient_accumulation_steps
-        whole = a_step * world
+        world, whole = self.accelerator.num_processes, self.a_step
         if len(self.train_data) < whole:
             raise UserError(
                 f"{len(self.train_data)} training questions are less than a step of {whole} ({world} processes with batch_size "
@@ -301,15 +307,16 @@ class PruningLearner:
     def _count_losses(self) -> dict[str, Tensor]:
         """How far merger and heads are from the numbers of tokens they are to leave, and what they leave."""
         losses: dict[str, Tensor] = {}
-        for _, made in self.handle.stages:
-            assert made.scores is not None
-            losses["merge_sparsity_loss"] = merger.sparsity(made.scores, made.k)
         heads: Any = self.parts.get("cross")
         stays: Any = 1.0  # (B, N), the probability of being there still
         off: list[Tensor] = []
-        for place, made in self.handle.soft:
-            assert made.scores is not None and made.soft is not None
-            stays = stays * ((made.scores / heads.temperature).sigmoid() if heads.straight else made.soft)
+        for place, made in (*self.handle.stages, *self.handle.soft):
+            assert made.scores is not None
+            if place == "out":
+                losses["merge_sparsity_loss"] = merger.sparsity(made.scores, made.k)
+                continue
+            here = (made.scores / heads.temperature).sigmoid() if made.soft is None else made.soft
+            stays = here if made.soft is None else stays * here  # on the hard path, what was dropped before is not there
             off.append(cross.sparsity(stays, heads.budget(place)))
             losses[f"tokens_{place}"] = stays.sum(-1).mean()
         if off:
@@ -565,10 +572,10 @@ def export(learner: PruningLearner, run: Path) -> dict[str, Any]:
     config = learner.config
     best = checkpoint.load(run / loop.CHECKPOINTS / checkpoint.BEST)
     learner.take(best.state["learner"])
-    evaluation = best.state["progress"]["evaluation"]
-    results.write_json(
-        run / "result.json", evaluation | {"step": best.step, "steps": learner.steps, "seconds": round(learner.seconds)}
-    )
+    last = json.loads((run / "result.json").read_text(encoding="utf-8"))  # it alone has times, which the weights do not change
+    done = {"step": best.step, "steps": learner.steps, "training_seconds": round(learner.seconds)}
+    evaluation = last | best.state["progress"]["evaluation"]
+    results.write_json(run / "result.json", evaluation | done)
     trained = {
         "model": learner.loaded.name,
         "model_fingerprint": learner.loaded.fingerprint,
@@ -585,10 +592,7 @@ def export(learner: PruningLearner, run: Path) -> dict[str, Any]:
         "trained": trained,
         "objective": "adversarial at the words' hidden states, cross-entropy of the answers, counts of tokens",
         "recipe": config.recipe(),
-        "questions": learner.steps
-        * learner.how.batch_size
-        * learner.how.gradient_accumulation_steps
-        * learner.accelerator.num_processes,
+        "questions": learner.steps * learner.a_step,
         "seconds": round(learner.seconds),
         "parameters": {name: sum(p.numel() for p in part.parameters()) for name, part in learner.groups.items()},
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
