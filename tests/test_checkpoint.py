@@ -44,6 +44,16 @@ def test_the_last_two_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
 
 
+def test_state_dicts_go_with_their_checkpoints_and_those_of_others_stay(tmp_path):
+    mine = {"maker": {"weight": torch.ones(2)}}
+    for name in ("maker_step_7.pt", "teacher_step_1.pt"):
+        (tmp_path / name).write_text("another's")
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {}, mine)
+    left = {path.name for path in tmp_path.glob("*.pt")}
+    assert left == {"maker_step_2.pt", "maker_step_3.pt", "maker_step_7.pt", "teacher_step_1.pt"}
+
+
 def test_no_run_no_checkpoint(tmp_path):
     assert checkpoint.latest(tmp_path / "nowhere") == (None, [])
 

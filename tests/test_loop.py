@@ -361,6 +361,24 @@ def test_a_loss_that_is_not_finite_in_any_process_stops_all(tmp_path, size):
     assert "a loss is not finite" in (tmp_path / "run" / "logs" / "training.log").read_text()
 
 
+def test_a_model_that_finds_nan_itself_is_told_of_with_the_last_good_checkpoint(tmp_path, backbone):  # noqa: F811
+    rates = {name: {"lr": 1e30} for name in ("token_merger", "layer_pruners", "discriminator")}
+    path = tmp_path / "pruning.yaml"
+    path.write_text(yaml.safe_dump(settings(backbone, how={"optimizers": rates, "checkpoint_every": 1})))
+    run = tmp_path / "run"
+    with pytest.raises(UserError, match=rf"step 1: .*NaN.*last good checkpoint is {run}/checkpoints/step-00000001"):
+        training.run(path, output=run, quiet=True)
+    assert "step 1: " in (run / "logs/training.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["critic_step_7.pt", "best"])
+def test_a_folder_with_weights_of_another_run_is_not_begun_in(tmp_path, name):
+    other = tmp_path / "checkpoints" / name
+    other.mkdir(parents=True)
+    with pytest.raises(UserError, match="holds a run already"):
+        loop.train(Stub([1.0]), tmp_path, steps=1, checkpoint_every=1, quiet=True)
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_full_disk_ends_all_and_keeps_the_checkpoint_before(tmp_path, whole, size):
     state = whole[size] / "checkpoints" / LAST / "tensors.safetensors"

@@ -223,7 +223,7 @@ def test_a_trial_behind_the_others_is_pruned_by_what_was_measured_on_the_way(tmp
 
 
 def test_a_report_that_the_database_does_not_take_is_told_to_all_processes(tmp_path, monkeypatch):
-    searching, study = begun(tmp_path, FILE.replace("pruner: none", "pruner: median"))
+    searching, _ = begun(tmp_path, FILE.replace("pruner: none", "pruner: median"))
     report = search_trial.reporter(searching.snapshot, searching.next_trial()._trial_id)
 
     def gone(*_):

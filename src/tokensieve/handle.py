@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tokensieve.core import Question, Reduction, View
 from tokensieve.decoding import Decoding
-from tokensieve.errors import PlanWarning, Uncuttable, UserError
+from tokensieve.errors import NotFinite, PlanWarning, Uncuttable, UserError
 from tokensieve.models import Block, Layout, Tower, Undo, open_tower, open_vlm
 from tokensieve.parts import Weights, load_parts
 from tokensieve.patching import Patch, replace
@@ -353,10 +353,10 @@ class Handle:
     def _chosen(self, cut: Cut, view: View, keep: int) -> Reduction:
         """What the step's method decides, with its rest; checked for NaN, which would be ranked first."""
         if not torch.isfinite(view.tokens.sum(dtype=torch.float32)):
-            raise UserError(f"the tokens at layer {cut.name} hold NaN or infinity, so nothing can be ranked there")
+            raise NotFinite(f"the tokens at layer {cut.name} hold NaN or infinity, so nothing can be ranked there")
         chosen = cut.step.method.decide(view, keep, **cut.step.arguments())
         if chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
-            raise UserError(f"{cut.step} at layer {cut.name}: its scores hold NaN or infinity")
+            raise NotFinite(f"{cut.step} at layer {cut.name}: its scores hold NaN or infinity")
         return chosen if chosen.soft is not None else settle(view, chosen, cut.step.rest)
 
     # --- where a language model reads the tokens ----------------------------------------------------------------

@@ -33,8 +33,9 @@ def run(
 ) -> Path:
     """Train or search what the file (or a section of it that was read already) describes; the folder where all of it is.
 
-    The last evaluation goes to result.json. A learner that counts its steps itself, say from the size of its data, has `steps`;
-    else the section says them, as it says how often to save and to evaluate. report: see `loop.train`.
+    The last evaluation goes to result.json; a learner that keeps the best weights instead writes there what those reach. One
+    that counts its steps itself, say from the size of its data, has `steps`; else the section says them, as it says how often
+    to save and to evaluate. report: see `loop.train`.
     """
     check_launcher(os.environ)
     if isinstance(config, (str, Path)):

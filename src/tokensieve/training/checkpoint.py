@@ -58,11 +58,9 @@ def save(run: Path, step: int, state: Any, exports: StateDicts | None = None) ->
         aside.rename(run / name)
     _write(final, step, *packed, {})
     for old in _folders(run)[:-KEPT]:
+        for name in exports or ():
+            (run / _file(name, _step_of(old))).unlink(missing_ok=True)
         shutil.rmtree(old)
-    kept = {_step_of(folder) for folder in _folders(run)}
-    for path in run.glob("*_step_*.pt"):
-        if path.stem.rpartition("_")[2] not in kept:
-            path.unlink()
     return final
 
 
@@ -71,6 +69,11 @@ def save_best(run: Path, step: int, state: Any, exports: StateDicts | None = Non
     final = _prepare(run, BEST)
     _write(final, step, *_checked(step, state), dict(_exported(exports, step)))
     return final
+
+
+def others(run: Path) -> list[Path]:
+    """What lies where `save` and `save_best` write, beside the checkpoints of steps: state dicts, and the best."""
+    return [path for path in (*run.glob(_file("*", "*")), run / BEST) if path.exists()]
 
 
 def mend(run: Path) -> None:
@@ -110,8 +113,12 @@ def _exported(exports: StateDicts | None, step: int) -> list[tuple[str, bytes]]:
     for name, tensors in (exports or {}).items():
         buffer = io.BytesIO()
         torch.save({key: value.detach().cpu().clone() for key, value in tensors.items()}, buffer)
-        files.append((f"{name}_step_{step}.pt", buffer.getvalue()))
+        files.append((_file(name, step), buffer.getvalue()))
     return files
+
+
+def _file(name: str, step: int | str) -> str:
+    return f"{name}_step_{step}.pt"
 
 
 def _write(final: Path, step: int, plain: Any, tensors: dict[str, Tensor], files: dict[str, bytes]) -> None:
@@ -173,9 +180,8 @@ def _folders(run: Path) -> list[Path]:
     return sorted(path for path in run.glob("step-*") if path.is_dir())
 
 
-def _step_of(folder: Path) -> str:
-    """The step of a folder's name, as file names say it: step-00000200 is "200"."""
-    return folder.name.removeprefix("step-").lstrip("0") or "0"
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def _digest(path: Path) -> str:

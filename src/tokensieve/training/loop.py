@@ -15,20 +15,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from tokensieve import distributed, results
 from tokensieve.distributed import World
-from tokensieve.errors import UserError
-from tokensieve.training import checkpoint
+from tokensieve.errors import NotFinite, UserError
+from tokensieve.training import Report, checkpoint
 from tokensieve.training.log import FOLDER, ROWS, Log, cut, told
 
 CHECKPOINTS = "checkpoints"
 LOG = f"{FOLDER}/{ROWS}"
-Report = Callable[[int, Mapping[str, float]], None]
 
 
 class Learner(Protocol):
@@ -132,12 +132,13 @@ class _Progress:
 
     def learn(self, index: int) -> None:
         """One step, and its losses: their means over the processes."""
-        told_by = self.world.everyone(self.learner.step(index))
+        with self._finite(index):
+            losses = self.learner.step(index)
+        told_by = self.world.everyone(losses)
         for rank, losses in enumerate(told_by):
             if not all(math.isfinite(loss) for loss in losses.values()):
                 where = f" in process {rank}" if self.world.size > 1 else ""
-                good = f"the last good checkpoint is {self.saved}" if self.saved else "there was no checkpoint yet"
-                self.fail(f"step {index}: a loss is not finite{where} ({told(losses)}); {good}; try a lower learning rate")
+                self.fail(f"step {index}: a loss is not finite{where} ({told(losses)}); {self._advice()}")
         losses = {name: sum(one[name] for one in told_by) / len(told_by) for name in told_by[0]}
         self.done = index + 1
         self.log.losses(self.done, losses)
@@ -147,7 +148,9 @@ class _Progress:
     def evaluate(self, report: Report | None) -> None:
         """Measure, keep it if it is the best, tell. The generators are afterwards as they were."""
         generators = checkpoint.generators()
-        numbers = results.sane(self.world.share(self.learner.evaluate(self.done)))
+        with self._finite(self.done):
+            measured = self.learner.evaluate(self.done)
+        numbers = results.sane(self.world.share(measured))
         checkpoint.restore_generators(generators)
         if numbers is None:
             return
@@ -204,6 +207,18 @@ class _Progress:
         if self.world.leads:
             print(text, file=sys.stderr)
 
+    @contextmanager
+    def _finite(self, index: int) -> Iterator[None]:
+        """Where a model finds NaN itself, before there is any loss, say what is said of a loss."""
+        try:
+            yield
+        except NotFinite as error:
+            self.fail(f"step {index}: {error}; {self._advice()}")
+
+    def _advice(self) -> str:
+        good = f"the last good checkpoint is {self.saved}" if self.saved else "there was no checkpoint yet"
+        return f"{good}; try a lower learning rate"
+
     def fail(self, text: str) -> NoReturn:
         self.log.say(text)
         raise UserError(text)
@@ -238,7 +253,7 @@ def _find(run: Path, resume: bool) -> checkpoint.Checkpoint | None:
     except OSError as error:
         raise UserError(f"{str(run)!r} cannot be written to ({error.strerror}); give another folder with --output") from None
     found, broken = checkpoint.latest(folder)
-    if not resume and (found or broken or any(run.glob("step-*"))):
+    if not resume and (found or broken or any(run.glob("step-*")) or checkpoint.others(folder)):
         raise UserError(f"{run} holds a run already; add --resume to continue it, or give another folder with --output")
     for harm in broken:
         print(f"passed over a broken checkpoint: {harm}", file=sys.stderr)
