@@ -9,8 +9,11 @@ import torch
 import tokensieve
 from tests import vlm_models
 from tokensieve import UserError, bench, cli, parts, vlm_bench
+from tokensieve.flops import gflops, gflops_within
 from tokensieve.methods import get_method
 from tokensieve.models import open_vlm
+from tokensieve.plan import Budget
+from tokensieve.tasks.vqa import prefill
 from tokensieve.testing import fresh_part
 
 PLAN = "random@out:50% + random@llm.2,4:50%"
@@ -34,6 +37,7 @@ def test_a_row_tells_every_phase_of_plan_and_full_model(row):
         ("llm.4", 9, 5),
     ]
     for seconds in (row["seconds"], row["seconds_full"]):
+        assert seconds["prefill_with_selection"] > seconds["prefill"]
         assert set(seconds) == set(vlm_bench.PHASES) and all(value > 0 for value in seconds.values())
         assert seconds["tower"] + seconds["prefill"] <= seconds["first"]
     assert all(math.isfinite(ratio) and ratio > 0 for ratio in row["speedup"].values())
@@ -98,6 +102,47 @@ def test_a_clock_that_counts_calls_shows_which_phase_is_which(model):
     assert (meter.tower, meter.selection, meter.prefill, meter.decode) == (0, 200, 0, [0, 0, 0])
 
 
+@pytest.mark.parametrize("seam", ["_features", "_given", "_placeholders", "_generate", "_start"])
+def test_whatever_the_plan_adds_around_the_decoder_is_selection(model, seam):
+    passed = []
+
+    def slow(function):
+        return lambda *args, **kwargs: (passed.extend([0] * 100), function(*args, **kwargs))[1]
+
+    with tokensieve.apply(model, PLAN) as handle:
+        pass
+    own = getattr(handle._decoding, seam)
+    wraps = seam in ("_features", "_placeholders", "_generate")
+    setattr(handle._decoding, seam, (lambda stock: slow(own(stock))) if wraps else slow(own))
+    with vlm_bench.Meter(open_vlm(model), handle, lambda: float(len(passed))) as meter:
+        vlm_bench._answer(model, vlm_bench.prompts(model, 1, 4), 2)()
+    assert (meter.tower, meter.selection, meter.prefill) == (0, 100, 0)
+
+
+@pytest.mark.parametrize("plan", ["anchor@out:18", "anchor@llm.2:18", "random@1:18 + anchor@llm.1:9"])
+def test_gflops_are_those_that_an_evaluation_tells(model, plan):
+    """One prompt: `llm` with what the plan does in it, `all` with what it does anywhere."""
+    inputs = vlm_bench.prompts(model, 1, 4)
+    work = vlm_bench.measure(model, inputs, plan, 1, 1)["gflops"]
+    with tokensieve.apply(model, plan):
+        everything, language = gflops_within(lambda: prefill(model, inputs), model, model.model.language_model)
+    assert work["llm"] == pytest.approx(language) and work["all"] == pytest.approx(everything)
+    assert (work["llm"] > work["prefill"]) == ("anchor@llm" in plan) and work["selection"] > 0
+
+
+def test_gflops_of_prompts_with_unequal_numbers_of_images(model, row):
+    unequal = vlm_bench.measure(model, vlm_models.prompts((2, 1), (5, 5)), PLAN, 1, 1)
+    assert unequal["gflops_full"]["tower"] == pytest.approx(1.5 * row["gflops_full"]["tower"])
+
+
+def test_pixels_that_are_not_one_row_a_prompt_are_counted_whole():
+    qwen, inputs = vlm_models.relative("qwen2_vl")
+    row = vlm_bench.measure(qwen, inputs, "random@llm.1:50%", 1, 1)
+    visual = gflops(lambda: qwen.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"]))
+    assert row["gflops_full"]["tower"] == row["gflops"]["tower"] == pytest.approx(visual / 2)
+    assert row["gflops"]["llm"] < row["gflops_full"]["llm"]
+
+
 def attached(model):
     return [(list(module._forward_pre_hooks), list(module._forward_hooks)) for module in model.modules()]
 
@@ -144,8 +189,43 @@ def test_the_break_even_point_is_found_by_growing_images(model, monkeypatch):
     point = vlm_bench.break_even(model, PLAN, (1, 2), (2, 4, 6, 8), text_tokens=4)
     assert point["vision_tokens"] == {"1": 36, "2": None} and "random" in point["weights"]
     assert [n for size, n, _ in seen if size == 1] == [4, 16, 36, 64]
-    assert [kept for size, _, kept in seen if size == 1] == [1, 3, 5, 9]  # ceil of a half, three times over
-    assert point["plan"].startswith("random@out:50% + random@llm.2:50% + random@llm.4:55.")
+    assert [kept for size, _, kept in seen if size == 1] == [1, 2, 5, 8]  # ceil of a half, three times over
+    assert point["plan"] == "random@out:50% + random@llm.2:50% + random@llm.4:50%"
+
+
+@pytest.mark.parametrize(
+    ("plan", "shares"),
+    [
+        ("anchor@out:9(k=3,rest=fuse)", "anchor@out:25%(k=3,rest=fuse)"),
+        ("anchor@out:9(k=3,rest=fuse) + random@llm.1:5", "anchor@out:25%(k=3,rest=fuse) + random@llm.1:50%"),
+        ("random@2:30 + random@2:15", "random@2:83.33% + random@2:50%"),
+        ("random@llm.2:30 + random@llm.2:15", "random@llm.2:83.33% + random@llm.2:50%"),
+        ("anchor@out(k=4,m=6)", "anchor@out:27.77%(k=4)"),
+        ("random@out:-8 + random@llm.-1:40", "random@out:77.77%"),
+    ],
+)
+def test_a_plan_in_shares_keeps_on_its_own_model_what_it_kept(model, plan, shares):
+    def left(plan):
+        with torch.no_grad(), vlm_bench._fresh(model, plan, None) as handle:
+            model(**vlm_bench.prompts(model, 1, 4))
+        return [row for row in handle.ledger if row.tokens_in > row.tokens_out]
+
+    made = vlm_bench.in_shares(open_vlm(model), vlm_bench._fresh(model, plan, None))
+    assert str(made) == shares and left(shares) == left(plan)
+
+
+def test_a_share_of_tokens_keeps_their_count_whatever_they_are_of():
+    for n in (7, 196, 576, 12_345):
+        for keep in (1, 2, n // 3, n - 1):
+            share = vlm_bench._share(keep, n)
+            assert share.count(n) == keep == Budget.parse(str(share)).count(n)
+
+
+def test_models_made_for_the_break_even_point_leave_the_generator_alone(model):
+    before = torch.get_rng_state()
+    one, other = (vlm_bench._twin(model, side).state_dict() for side in (2, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def test_the_command_measures_prints_and_writes(model, tmp_path, capsys, monkeypatch):
@@ -163,6 +243,13 @@ def test_the_command_measures_prints_and_writes(model, tmp_path, capsys, monkeyp
     assert [row["batch_size"] for row in written["rows"]] == [1, 2] and written["versions"]["tokensieve"]
     assert len(written["break_even"][0]["rows"]) == 4
     assert "random@out:50%" in told and "Break-even" in told and "random weights" in told
+    lines = told.splitlines()
+    (full,) = (line.split() for line in lines if line.split()[:2] == ["1", "full"])
+    (ratio, _) = (line.split() for line in lines if line.split()[:1] == ["ratio"])
+    costs = written["rows"][0]["gflops_full"]
+    assert full[-3:-1] == [f"{costs['llm']:.3f}", f"{costs['all']:.3f}"]
+    faster = [written["rows"][0]["speedup"][name] for name in vlm_bench.RATIOS]
+    assert ratio[1:7] == [f"{value:.2f}x" for value in faster]
     assert cli.main([*line, "--image_size", "32"]) == 2
     assert "--image_size" in capsys.readouterr().err
 

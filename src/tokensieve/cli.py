@@ -354,7 +354,8 @@ def _bench_flags(parser: Parser) -> None:
     vlm.add_argument(
         "--break_even",
         action="store_true",
-        help="also find from how many vision tokens on a plan is faster, on models of this shape with random weights",
+        help="also find from how many vision tokens on a plan is faster, on models of this shape with random weights, one at a "
+        "time, each beside the model itself: twice its memory",
     )
     parser.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
     parser.add_argument("--output", metavar="FILE", help="also write the rows as JSON")

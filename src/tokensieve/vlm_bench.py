@@ -3,20 +3,26 @@
 Full model and plan answer the same prompts in one interleaved run, in an order that rotates from round to round; ratios are
 medians over the rounds of ratios within a round. What each phase is:
 
-    tower       vision tower and projector, without the selection inside
-    selection   all that the plan adds before the first new token: scores, merges, pruner heads, masks, gathers
+    tower       vision tower and projector, without the selection inside; a block that is opened because the plan wants its
+                attention runs in other kernels, and that is in it
+    selection   all else that the plan adds until the prompt is read: scores, merges, pruner heads, masks, gathers, and putting
+                the features back to their places. Of the full model: what the stopwatch itself takes at those points
     prefill     the language model over the prompt, without the selection inside
+    prefill_with_selection   both; the saving is in the first, its price in the second
     decode      the language model for one new token (what the plan adds there is in it)
     other       the rest of generate(): embeddings, head, choosing tokens, bookkeeping
     first       from the start until the language model has read the prompt
     total       all of generate(), timed in a run of its own without a stopwatch inside
 
-FLOPs are counted by the same division, by putting a counter in the place of the clock.
+FLOPs are counted by the same division, by putting a counter in the place of the clock; `llm` is the language model over the
+prompt with what the plan does inside it, and `all` is everything up to the first new token: gflops_llm and gflops of an eval.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import math
 import statistics
 import time
 import warnings
@@ -38,13 +44,13 @@ from tokensieve.models import Undo, open_vlm
 from tokensieve.models.vlm import Vlm
 from tokensieve.parts import Weights
 from tokensieve.patching import Patch, replace
-from tokensieve.plan import Budget, Plan, Step, Where
+from tokensieve.plan import Budget, Plan, Where, make_step
 
 PLAN = "anchor@out:50%"
 BATCHES = (1, 16)
 SIDES = (4, 7, 10, 14, 20, 24)  # patches a side, for the break-even point
-PHASES = ("tower", "selection", "prefill", "decode", "other", "first", "total")
-RATIOS = ("tower", "prefill", "decode", "first", "total")
+PHASES = ("tower", "selection", "prefill", "prefill_with_selection", "decode", "other", "first", "total")
+RATIOS = ("tower", "prefill", "prefill_with_selection", "decode", "first", "total")
 Inputs = Mapping[str, Tensor]
 
 
@@ -58,6 +64,7 @@ class Meter:
     tower: float = 0.0
     selection: float = 0.0  # before the first new token
     prefill: float = 0.0
+    llm: float = 0.0  # prefill and the selection inside the language model
     decode: list[float] = field(default_factory=list)  # of each step
     first: float = 0.0
     _undo: list[Undo] = field(default_factory=list)
@@ -66,11 +73,16 @@ class Meter:
 
     def __enter__(self) -> Meter:
         inner, decoder = self.vlm.inner, self.vlm.decoder
-        for layer in decoder.layers:
-            self._around(layer)
+        around = [self._below(layer, "forward") for layer in decoder.layers]
+        around += [self._below(inner, "get_image_features"), self._below(inner, "get_placeholder_mask")]
+        around.append(self._below(self.vlm.model, "generate"))
         if self.handle is not None:
-            self._undo.append(self.handle.attach().remove)  # its forward of a layer stands around ours
-            self._undo.append(replace(self.handle, "_cut", self._selecting(self.handle._cut)))
+            self._undo.append(self.handle.attach().remove)  # what it puts over a method stands around ours
+            for name in ("_begin", "_cut"):
+                self._undo.append(replace(self.handle, name, self._selecting(getattr(self.handle, name))))
+        for above in around:
+            above()
+        self._phase(inner, lambda *_: None)  # for the plan's hooks alone
         for name in ("vision_tower", "visual", "multi_modal_projector"):
             if isinstance(module := getattr(inner, name, None), nn.Module):
                 self._phase(module, self._in_tower)
@@ -89,56 +101,66 @@ class Meter:
         def start(*_: Any) -> None:
             marks[:] = [self.selection, self.clock()]
 
-        def mark(*_: Any) -> None:
+        def begin(*_: Any) -> None:
+            self._select(self.clock() - marks[1])
+
+        def finish(*_: Any) -> None:
             marks.append(self.clock())
 
         def end(*_: Any) -> None:
-            mark()
-            before, entered, begun, ended, left = marks
-            self._select((begun - entered) + (left - ended))
+            left = self.clock()
+            before, entered, finished = marks
+            self._select(left - finished)
             done(left - entered, self.selection - before)
 
         self._undo += [
             module.register_forward_pre_hook(Patch(start), prepend=True).remove,
-            module.register_forward_pre_hook(Patch(mark)).remove,
-            module.register_forward_hook(Patch(mark), prepend=True).remove,
+            module.register_forward_pre_hook(Patch(begin)).remove,
+            module.register_forward_hook(Patch(finish), prepend=True).remove,
             module.register_forward_hook(Patch(end)).remove,
         ]
 
-    def _around(self, layer: nn.Module) -> None:
-        """What passes between a decoder layer's call and its own forward is selection: the plan stands between them."""
-        stock, marks = layer.forward, [0.0, 0.0]
+    def _below(self, owner: Any, name: str) -> Callable[[], None]:
+        """What passes between a method's call and the stock method is selection: the plan stands between them.
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        What is returned is called when the plan is on: it watches the calls, as this does the stock method.
+        """
+        stock, marks = getattr(owner, name), [0.0, 0.0]
+
+        @functools.wraps(stock)
+        def below(*args: Any, **kwargs: Any) -> Any:
             self._select(self.clock() - marks[0])
             out = stock(*args, **kwargs)
             marks[1] = self.clock()
             return out
 
-        def start(*_: Any) -> None:
-            marks[0] = self.clock()
+        def above() -> None:
+            planned = getattr(owner, name)
 
-        def end(*_: Any) -> None:
-            self._select(self.clock() - marks[1])
+            def call(*args: Any, **kwargs: Any) -> Any:
+                marks[0] = self.clock()
+                out = planned(*args, **kwargs)
+                self._select(self.clock() - marks[1])
+                return out
 
-        self._undo += [
-            replace(layer, "forward", forward),
-            layer.register_forward_pre_hook(Patch(start)).remove,
-            layer.register_forward_hook(Patch(end)).remove,
-        ]
+            self._undo.append(replace(owner, name, call))
+
+        self._undo.append(replace(owner, name, below))
+        owner.__dict__[name] = below  # bare: attach() would take a patch for another plan
+        return above
 
     def _select(self, took: float) -> None:
         if self._reading:
             self.selection += took
 
-    def _selecting(self, cut: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def timed_cut(*args: Any) -> Tensor:
+    def _selecting(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def timed_step(*args: Any) -> Any:
             start = self.clock()
-            out = cut(*args)
+            out = step(*args)
             self._select(self.clock() - start)
             return out
 
-        return timed_cut
+        return timed_step
 
     def _in_tower(self, took: float, added: float) -> None:
         self.tower += took - added
@@ -147,7 +169,7 @@ class Meter:
         if not self._reading:
             self.decode.append(took)
             return
-        self.prefill = took - added
+        self.llm, self.prefill = took, took - added
         self.first = self.clock() - self._began
         self._reading = False
 
@@ -201,8 +223,7 @@ def measure(
         "layers": [vars(row) for row in handle.ledger],
         "seconds_full": _medians(full),
         "seconds": _medians(reduced),
-        "speedup": {phase: _ratio([row[phase] for row in full], [row[phase] for row in reduced]) for phase in RATIOS}
-        | {"prefill_with_selection": _ratio([row["prefill"] for row in full], [_reading(row) for row in reduced])},
+        "speedup": {phase: _ratio([row[phase] for row in full], [row[phase] for row in reduced]) for phase in RATIOS},
         "gflops_full": work[0],
         "gflops": work[1],
         "cache_full": caches[0],
@@ -225,16 +246,14 @@ def break_even(
 ) -> dict[str, Any]:
     """From how many vision tokens on the plan reads a prompt faster than the full model does.
 
-    Found by measuring, on models of the same shape with random weights whose images grow (sides: patches a side). The plan
-    keeps the shares of tokens that it keeps on the model itself, and its trained parts stay as they are.
+    Found by measuring, on models of the same shape with random weights whose images grow (sides: patches a side); one of them
+    at a time is in memory beside the model itself. The plan keeps the shares of tokens that it keeps on the model itself, and
+    its trained parts stay as they are.
     """
     vlm = _opened(model)
     if vlm.family != "LLaVA":
         raise Uncuttable(f"the break-even point is measured on LLaVA alone; {vlm.family} sizes its images by itself")
     handle = plan if isinstance(plan, Handle) else _fresh(model, plan, weights)
-    if not handle.ledger:
-        with _on(handle):
-            _answer(model, prompts(model, 1, text_tokens), 1)()
     shares = in_shares(vlm, handle)
     rows = []
     for side in sides or SIDES:
@@ -260,12 +279,11 @@ def prompts(model: nn.Module, batch_size: int, text_tokens: int = 16, seed: int 
     if vlm.family != "LLaVA":
         raise UserError(f"prompts of noise can be made for LLaVA alone; give {vlm.family} what its processor makes")
     made = torch.Generator().manual_seed(seed)
-    n = (vision.image_size // vision.patch_size) ** 2 + (config.vision_feature_select_strategy == "full")
     words = torch.randint(
         config.text_config.vocab_size // 2, config.text_config.vocab_size - 1, (batch_size, text_tokens), generator=made
     )
     words = torch.where(words == config.image_token_id, words + 1, words)
-    image = torch.full((batch_size, n), config.image_token_id)
+    image = torch.full((batch_size, _image_tokens(vlm)), config.image_token_id)
     ids = torch.cat([words[:, :1], image, words[:, 1:]], dim=1)
     pixels = torch.randn(batch_size, 3, vision.image_size, vision.image_size, generator=made)
     where = next(model.parameters())
@@ -274,15 +292,18 @@ def prompts(model: nn.Module, batch_size: int, text_tokens: int = 16, seed: int 
 
 
 def in_shares(vlm: Vlm, handle: Handle) -> Plan:
-    """The plan with every count of tokens as the share that it was of those that arrived in the handle's last batch."""
-    cuts = place(handle.plan, vlm.tower, 0, vlm.decoder.depth, handle.parts)
-    rows = {row.layer: row for row in handle.ledger}
-    steps = []
-    for cut in cuts:
-        row = rows[cut.name]
-        if row.tokens_out < row.tokens_in:
-            share = Budget("share", Fraction(row.tokens_out, row.tokens_in))
-            steps.append(Step(cut.step.method, Where.parse(cut.name), share, cut.step.given))
+    """The plan with every count of tokens as the share that it is of those that arrive, on images of the model's own size.
+
+    Its text reads as the same plan: shares are rounded down to so many digits that on this model each keeps what it kept.
+    """
+    n, steps = _image_tokens(vlm), []
+    for cut in place(handle.plan, vlm.tower, 0, vlm.decoder.depth, handle.parts):
+        keep = cut.budget.count(n)
+        given = {name: value for name, value in cut.step.given.items() if name != "m" or cut.step.method.budget is None}
+        if cut.budget.kind == "share" or keep < n:
+            share = cut.budget if cut.budget.kind == "share" else _share(keep, n)
+            steps.append(make_step(cut.step.method, Where.parse(cut.name), share, given))
+        n = keep + (cut.step.rest == "fuse" and keep < n)
     return Plan(tuple(steps))
 
 
@@ -381,6 +402,7 @@ def _split(vlm: Vlm, handle: Handle | None, answer: Callable[[], Any], device: t
         "tower": meter.tower,
         "selection": meter.selection,
         "prefill": meter.prefill,
+        "prefill_with_selection": meter.prefill + meter.selection,
         "decode": decode / max(1, len(meter.decode)),
         "other": took - meter.tower - meter.selection - meter.prefill - decode,
         "first": meter.first,
@@ -388,13 +410,15 @@ def _split(vlm: Vlm, handle: Handle | None, answer: Callable[[], Any], device: t
 
 
 def _work(vlm: Vlm, handle: Handle | None, model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """GFLOPs of one prompt up to its first new token, divided as the seconds are."""
+    """GFLOPs of a prompt up to its first new token, the mean of these, divided as the seconds are."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    one = {name: value[: max(1, len(value) // len(inputs["input_ids"]))] for name, value in inputs.items()}
     with FlopCounterMode(display=False) as counter, Meter(vlm, handle, counter.get_total_flops) as meter:
-        _answer(model, one, 1)()
-    return {phase: getattr(meter, phase) / 1e9 for phase in ("tower", "selection", "prefill")}
+        _answer(model, inputs, 1)()
+    counted = {phase: getattr(meter, phase) for phase in ("tower", "selection", "prefill", "llm")}
+    return {
+        phase: flops / len(inputs["input_ids"]) / 1e9 for phase, flops in (counted | {"all": counter.get_total_flops()}).items()
+    }
 
 
 def _cache(vlm: Vlm, handle: Handle | None, model: Any, inputs: Inputs) -> dict[str, Any]:
@@ -417,7 +441,25 @@ def _twin(model: Any, side: int) -> Any:
     text.max_position_embeddings = max(text.max_position_embeddings, 2 * side**2)
     like = next(model.parameters())
     implementation = model.config._attn_implementation
-    return type(model)._from_config(config, dtype=like.dtype, attn_implementation=implementation).to(like.device).eval()
+    with torch.random.fork_rng(devices=[]):  # the caller's draws stay what they would have been
+        torch.manual_seed(0)
+        twin: Any = type(model)._from_config(config, dtype=like.dtype, attn_implementation=implementation)
+    return twin.to(like.device).eval()
+
+
+def _image_tokens(vlm: Vlm) -> int:
+    """Tokens that a LLaVA makes of an image: its patches, and CLS where that is shown (and the tower cannot be cut)."""
+    config, vision = vlm.inner.config, vlm.inner.config.vision_config
+    shows_cls = config.vision_feature_select_strategy == "full" and vlm.tower is None
+    return int((vision.image_size // vision.patch_size) ** 2 + shows_cls)
+
+
+def _share(keep: int, n: int) -> Budget:
+    """The share that is keep of n, in hundredths of a percent, or finer where it would be fewer tokens otherwise."""
+    parts = 10_000
+    while math.ceil(Fraction(keep * parts // n, parts) * n) < keep:
+        parts *= 10
+    return Budget("share", Fraction(keep * parts // n, parts))
 
 
 def _crossing(rows: Sequence[Mapping[str, Any]]) -> int | None:
@@ -429,10 +471,6 @@ def _crossing(rows: Sequence[Mapping[str, Any]]) -> int | None:
         elif found is None:
             found = row["vision_tokens"]
     return found
-
-
-def _reading(row: Mapping[str, float]) -> float:
-    return row["prefill"] + row["selection"]
 
 
 def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -455,21 +493,30 @@ def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         f"{first['vision_tokens']} vision tokens in a prompt of {first['prompt_tokens']}"
     )
     for plan in dict.fromkeys(row["plan"] for row in rows):
-        table = Table(title=plan, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), collapse_padding=True)
-        table.pad_edge = False
-        heads = ("tower\nms", "select\nms", "prefill\nms", "decode\nms", "first\nms", "total\nms", "LLM\nGFLOPs", "cache\nMiB")
-        for head in ("B", "", *heads):
+        table = Table(title=plan, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+        times = ("tower\nms", "select\nms", "prefill\nms", "both\nms", "decode\nms", "first\nms", "total\nms")
+        for head in ("B", "", *times, "LLM\nGFLOPs", "all\nGFLOPs", "cache\nMiB"):
             table.add_column(head, justify="right" if head else "left", no_wrap=True)
+        shown = [phase for phase in PHASES if phase != "other"]
+        held = (("gflops", "llm"), ("gflops", "all"), ("cache", "mib"))
         for row in (row for row in rows if row["plan"] == plan):
             for name, end in (("full", "_full"), ("plan", "")):
-                spent = [f"{row[f'seconds{end}'][phase] * 1e3:.3g}" for phase in PHASES if phase != "other"]
-                held = (row[f"gflops{end}"]["prefill"], row[f"cache{end}"]["mib"])
-                table.add_row(str(row["batch_size"]) if end else "", name, *spent, *(f"{value:.3g}" for value in held))
-            faster = [row["speedup"].get(phase) for phase in PHASES if phase != "other"]
-            less = (row[f"{kind}_full"][of] / row[kind][of] for kind, of in (("gflops", "prefill"), ("cache", "mib")))
+                spent = [row[f"seconds{end}"][phase] * 1e3 for phase in shown] + [row[f"{kind}{end}"][of] for kind, of in held]
+                table.add_row(str(row["batch_size"]) if end else "", name, *map(_brief, spent))
+            faster = [row["speedup"].get(phase) for phase in shown]
+            less = [row[f"{kind}_full"][of] / row[kind][of] for kind, of in held]
             table.add_row("", "ratio", *("" if ratio is None else f"{ratio:.2f}x" for ratio in (*faster, *less)))
         Console().print(table)
-    print(f"decode: one new token; first: until the prompt is read; total: {first['new_tokens']} new tokens")
+    print(
+        "select: what the plan adds (full: the stopwatch itself); both: select + prefill; decode: one new token;\n"
+        f"first: until the prompt is read; total: {first['new_tokens']} new tokens; GFLOPs of a prompt: of the language model "
+        "with what\nthe plan does in it, and of all up to the first new token"
+    )
+
+
+def _brief(value: float) -> str:
+    """Three digits, without exponents, so that a table fits 80 columns."""
+    return f"{value:.3f}" if value < 1 else f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def _print_points(points: Sequence[Mapping[str, Any]]) -> None:
