@@ -709,6 +709,18 @@ def test_the_table_is_made_by_trying_and_is_the_one_in_the_docs(tmp_path, capsys
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
+def test_of_vision_language_models_llava_alone_can_be_cut_before_its_decoder():
+    lines = [families.attempt_vlm(example) for example in families.VLM_EXAMPLES[:2]]
+    assert (
+        [line.drops for line in lines]
+        == [line.merges for line in lines]
+        == [["@0", "@L", "@L.attn", "@out", "@llm.L"], ["@llm.L"]]
+    )
+    assert [line.coarse for line in lines] == ["CLS row, last token's row", "last token's row"]
+    assert not lines[0].reasons and "rearranges its tokens" in lines[1].why_not()
+    assert [line.pooling for line in lines] == ["by size"] * 2
+
+
 def test_what_fails_is_shown_with_its_reason():
     example = families.Example("some", lambda: VisionTransformer(**(TIMM | {"global_pool": "prr"})))
     line = families.attempt(example)

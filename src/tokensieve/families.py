@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tokensieve import tiny_vlms
 from tokensieve.core import Reduction, View
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.handle import PlanWarning, apply
 from tokensieve.methods import describe
-from tokensieve.models import Tower, open_tower
+from tokensieve.models import Tower, open_tower, open_vlm
 from tokensieve.plan import Budget, Plan, Step, Where
 
 INTRO = """\
@@ -42,9 +44,15 @@ merged token as often as it stands for patches; where the feature is made of pre
 the attention of later blocks. Grids are those of the batch, not those of the config. SigLIP2's padding is taken off before
 the first block; the images of one batch need the same grid of patches. Not to be cut: a tower without patch tokens
 (ResNet), blocks that run attention and MLP in parallel, backbones and decoders that need the whole raster.
+
+The last lines are vision-language models. `@llm.L` is at the input of layer L of the language model, where `A_coarse` is the
+row of the prompt's last token in that layer's attention; "by size" means there that the decoder hears a merged token as often
+as it stands for patches. More about them: [vlm.md](vlm.md).
 """
 WHERES = ("0", "2", "2.attn", "out")
-SHOWN = {"0": "@0", "2": "@L", "2.attn": "@L.attn", "out": "@out"}
+LLM = "llm.2"
+SHOWN = {"0": "@0", "2": "@L", "2.attn": "@L.attn", "out": "@out", LLM: "@llm.L"}
+Inputs = Tensor | Mapping[str, Tensor]  # images, or what the processor of a vision-language model makes
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,14 @@ class Example:
     build: Callable[[], nn.Module]
     extra: str = ""  # what the prefix tokens after CLS are
     name: str = ""  # of a family that has no tower to tell it
+
+
+@dataclass(frozen=True)
+class VlmExample:
+    """A family of vision-language models, one that people know, and a tiny one with prompts for it."""
+
+    models: str
+    build: Callable[[], tuple[nn.Module, Mapping[str, Tensor]]]
 
 
 @dataclass
@@ -168,6 +184,14 @@ EXAMPLES = (
     Example("facebook/dinov2-with-registers-base", lambda: _hf("Dinov2WithRegisters", num_register_tokens=4), "registers"),
     Example("facebook/dinov3-vitb16-pretrain-lvd1689m", lambda: _hf("DINOv3ViT", num_register_tokens=4), "registers"),
 )
+VLM_EXAMPLES = (
+    VlmExample("llava-hf/llava-1.5-7b-hf", lambda: (tiny_vlms.llava(), tiny_vlms.prompts())),
+    VlmExample("llava-hf/llava-v1.6-mistral-7b-hf", partial(tiny_vlms.relative, "llava_next")),
+    VlmExample("llava-hf/llava-onevision-qwen2-7b-ov-hf", partial(tiny_vlms.relative, "llava_onevision")),
+    VlmExample("Qwen/Qwen2-VL-7B-Instruct", partial(tiny_vlms.relative, "qwen2_vl")),
+    VlmExample("Qwen/Qwen2.5-VL-7B-Instruct", partial(tiny_vlms.relative, "qwen2_5_vl")),
+    VlmExample("Qwen/Qwen3-VL-8B-Instruct", partial(tiny_vlms.relative, "qwen3_vl")),
+)
 
 
 # --- trying ---------------------------------------------------------------------------------------------------------
@@ -178,7 +202,7 @@ def table() -> list[Line]:
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
         torch.manual_seed(0)
-        return [attempt(example) for example in EXAMPLES]
+        return [*map(attempt, EXAMPLES), *map(attempt_vlm, VLM_EXAMPLES)]
 
 
 def attempt(example: Example) -> Line:
@@ -192,25 +216,47 @@ def attempt(example: Example) -> Line:
         return Line(example.name or example.models, example.models, reasons=[f"{error.name} is not installed"])
     line = Line(tower.family, example.models, _prefix(tower, example.extra))
     images = torch.randn(2, 3, *tower.image_size)
+    _try(line, model, images, WHERES)
+    line.coarse = _coarse(model, images, "2")
+    line.pooling = _pooling(model, images, "out", "prefix alone" if tower.pools_cls else "sizes do not reach it")
+    return line
+
+
+def attempt_vlm(example: VlmExample) -> Line:
+    """The same for a vision-language model: in its tower, at its tower's output, and in its decoder."""
+    try:
+        model, inputs = example.build()
+    except ImportError as error:
+        return Line(example.models, example.models, reasons=[f"{error.name} is not installed"])
+    vlm = open_vlm(model.eval())
+    assert vlm is not None
+    line = Line(vlm.family, example.models, "" if vlm.tower is None else _prefix(vlm.tower, ""))
+    _try(line, model, inputs, (LLM,) if vlm.tower is None else (*WHERES, LLM))
+    if vlm.tower is None:
+        line.reasons.append(vlm.reason.removeprefix(f"{vlm.family} "))
+    line.coarse = ", ".join(_coarse(model, inputs, where) for where in (("2", LLM) if vlm.tower is not None else (LLM,)))
+    line.pooling = _pooling(model, inputs, LLM, "sizes do not reach it")
+    return line
+
+
+def _try(line: Line, model: nn.Module, inputs: Inputs, wheres: Sequence[str]) -> None:
+    """Drops and merges at all these places, noted in the line."""
     for places, rest in ((line.drops, "drop"), (line.merges, "merge")):
-        for where in WHERES:
+        for where in wheres:
             try:
-                _cut(model, images, f"grid@{where}:5(rest={rest})")
+                _cut(model, inputs, f"grid@{where}:5(rest={rest})")
             except UserError as error:
                 line.reasons.append(f"{SHOWN[where]} {rest}: {error}")
             else:
                 places.append(SHOWN[where])
-    line.coarse = _coarse(model, images)
-    line.pooling = _pooling(model, images, tower)
-    return line
 
 
-def _cut(model: nn.Module, images: Tensor, plan: Plan | str) -> Tensor:
-    """The feature with the plan on, which really cut."""
+def _cut(model: Any, inputs: Inputs, plan: Plan | str) -> Tensor:
+    """The feature, or the logits, with the plan on, which really cut."""
     from tokensieve.models.features import encode_image
 
     with torch.no_grad(), apply(model, plan) as handle:
-        feature = encode_image(model, images)
+        feature: Tensor = encode_image(model, inputs) if isinstance(inputs, Tensor) else model(**inputs).logits
     if not torch.isfinite(feature).all() or not any(row.tokens_out < row.tokens_in for row in handle.ledger):
         raise UserError("ran, but cut nothing")
     return feature
@@ -226,7 +272,7 @@ def _plan(decide: Callable[..., Reduction], where: str, **about: Any) -> Plan:
     return Plan((Step(describe(decide, **about), Where.parse(where), Budget.parse("5")),))
 
 
-def _coarse(model: nn.Module, images: Tensor) -> str:
+def _coarse(model: nn.Module, inputs: Inputs, where: str) -> str:
     """Which row the view gives as A_coarse: it is compared with each."""
     found = []
 
@@ -234,17 +280,17 @@ def _coarse(model: nn.Module, images: Tensor) -> str:
         attention = view.attention
         assert attention is not None
         if attention.prefix and attention.has_cls and torch.equal(view.coarse(), attention.cls_row()):
-            found.append("CLS row")
+            found.append("last token's row" if where == LLM else "CLS row")
         else:
             found.append("received" if torch.equal(view.coarse(), attention.received()) else "pooling query")
         return Reduction.keep(torch.arange(keep).expand(len(view.tokens), -1), view.n)
 
-    _cut(model, images, _plan(look, "2", needs=("attention",)))
+    _cut(model, inputs, _plan(look, where, needs=("attention",)))
     return found[0]
 
 
-def _pooling(model: nn.Module, images: Tensor, tower: Tower) -> str:
-    """Whether sizes of tokens merged at the output change the feature: the same merge is tried with sizes and without."""
+def _pooling(model: nn.Module, inputs: Inputs, where: str, otherwise: str) -> str:
+    """Whether sizes of tokens merged there change what comes out: the same merge is tried with sizes and without."""
 
     def merged(sized: bool) -> Callable[..., Reduction]:
         def join(view: View, keep: int) -> Reduction:
@@ -257,12 +303,10 @@ def _pooling(model: nn.Module, images: Tensor, tower: Tower) -> str:
         return join
 
     try:
-        sized, unsized = (_cut(model, images, _plan(merged(way), "out", selects=False)) for way in (True, False))
+        sized, unsized = (_cut(model, inputs, _plan(merged(way), where, selects=False)) for way in (True, False))
     except UserError as error:
         return f"no: {error}"
-    if not torch.allclose(sized, unsized, atol=1e-6):
-        return "by size"
-    return "prefix alone" if tower.pools_cls else "sizes do not reach it"
+    return otherwise if torch.allclose(sized, unsized, atol=1e-6) else "by size"
 
 
 # --- showing --------------------------------------------------------------------------------------------------------
