@@ -265,3 +265,5 @@ def test_settings_build_it_again():
     assert again.settings == part.settings and part.settings["keep"] == 9
     with pytest.raises(UserError, match="simple, question_aware"):
         Merger(width=24, kind="clever")
+    with pytest.raises(UserError, match=r"hidden=30 \(of width 32\) cannot be divided among 4 heads"):
+        Merger(width=32, kind="question_aware", hidden=30)

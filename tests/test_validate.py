@@ -200,8 +200,55 @@ def test_what_is_not_there_is_told_with_its_line_before_anything_starts(tmp_path
 def test_either_switch_turns_a_search_on(tmp_path):
     path = tmp_path / "file.yaml"
     for text, searches in (("", False), ("manager_settings: {mode: optuna}", True), ("search_settings: {enable: true}", True)):
+        space = "space: {optimizer.lr: {low: 1e-4, high: 1e-2}}"
+        if "enable" in text:
+            text = text.replace("}", f", {space}}}")
+        else:
+            text += f"\nsearch_settings: {{{space}}}"
         path.write_text(GOOD + text)
         assert config.load(path).searches is searches
+
+
+@pytest.mark.parametrize("switch", ["manager_settings: {mode: optuna}", "search_settings: {enable: true}"])
+def test_a_search_for_nothing_is_told_with_a_key_of_the_file(tmp_path, switch):
+    for text, key in ((GOOD, "optimizer.lr"), (PRUNING, "trainer_settings.dl_settings.optimizers.token_merger.lr")):
+        (found,) = told(tmp_path, text + switch)
+        assert f"search_settings.space: names nothing to search; for example space: {{{key}: " in found
+
+
+def test_what_bad_values_hide_is_told_too_and_nothing_that_only_their_absence_makes(tmp_path):
+    bad = PRUNING.replace("[2, 5]", "[6, 3, 9]").replace("[60, 40]", "[10, 20, 30]") + "  temperature: abc\n"
+    keys = [one.split(": ")[1].removeprefix("method_settings.") for one in told(tmp_path, bad)]
+    assert keys == ["pruning_layers", "target_prune_tokens", "temperature"]
+    assert len(told(tmp_path, PRUNING.replace("[2, 5]", "[2, five]"))) == 1  # not: 2 counts for the default's 3 layers
+    assert len(told(tmp_path, PRUNING + "  temperature: abc\n  temperature_min: 2\n")) == 1
+    files = "{name: vqav2, train: {questions: a}, val: {images: b, split: test}}"
+    lines = told(tmp_path, PRUNING.replace("{name: embedded}", files))
+    assert [line.split(": ")[1] for line in lines] == [f"dataset_settings.{key}" for key in ("train", "val", "val.split")]
+
+
+@pytest.mark.parametrize(
+    "was, now, line",
+    [
+        ("{name: embedded}", "{name: embedded, val: {split: test}}", "1: dataset_settings.val.split: test is for"),
+        (
+            "dl_settings:",
+            "dl_settings:\n    max_steps: 9\n    warmup_steps: 9",
+            "6: trainer_settings.dl_settings.warmup_steps: 9 is",
+        ),
+        ("type: simple", "type: question_aware\n  merger_hidden: 30", "9: method_settings.merger_hidden: 30 cannot be divided"),
+        ("[60, 40]", "[60, 60]", "10: method_settings.target_prune_tokens: [60, 60] do not descend"),
+    ],
+)
+def test_a_pruning_that_cannot_be(tmp_path, was, now, line):
+    (found,) = told(tmp_path, PRUNING.replace(was, now))
+    assert found.startswith(line)
+
+
+def test_no_without_quotes_is_a_word(tmp_path):
+    path = tmp_path / "pruning.yaml"
+    path.write_text(PRUNING.replace("dl_settings:", "dl_settings:\n    mixed_precision: no"))
+    assert config.load(path).trainer_settings.dl_settings.mixed_precision == "no"
 
 
 def test_a_file_without_a_task(tmp_path):

@@ -375,14 +375,24 @@ def recipe(config: Section) -> dict[str, Any]:
     return decided
 
 
-def check_recipe(config: Section, begun: Mapping[str, Any]) -> None:
+def check_recipe(now: Mapping[str, Any], begun: Mapping[str, Any]) -> None:
     """A UserError if a run that was begun with one recipe is to be resumed with another."""
-    changed = [key for key, value in recipe(config).items() if begun.get(key) != value]
+    changed = list(_changed(begun, now))
     if changed:
         raise UserError(
             f"the run was begun with other values of {', '.join(changed)}; "
             "restore them in the configuration, or begin a new run with another --output"
         )
+
+
+def _changed(begun: Any, now: Any, at: str = "") -> Iterator[str]:
+    """The keys whose values differ, with their sections."""
+    if not (isinstance(begun, Mapping) and isinstance(now, Mapping)):
+        if begun != now:
+            yield at
+        return
+    for key in {**begun, **now}:
+        yield from _changed(begun.get(key), now.get(key), f"{at}.{key}" if at else key)
 
 
 TASKS: dict[str, type[Training]] = {
@@ -466,6 +476,11 @@ def check_space(document: validation.Document, schema: type[Training]) -> Iterat
     known = [".".join(place) for place in validation.all_keys(schema)]
     fixed = ("manager_settings", "search_settings", "output", "task")
     free = [key for key in known if key.split(".")[0] not in fixed]
+    manager = document.data.get("manager_settings")
+    asked = isinstance(settings, dict) and settings.get("enable") is True
+    asked |= isinstance(manager, dict) and manager.get("mode") == "optuna"
+    if asked and not space:
+        yield document.mistake(("search_settings", "space"), nothing_to_search(schema))
     for key, tried in space.items() if isinstance(space, dict) else ():
         ends = [tried.get(name) for name in ("low", "high", "step")] if isinstance(tried, dict) else []
         kind, wrong = number_type(schema, str(key)), None
@@ -479,6 +494,12 @@ def check_space(document: validation.Document, schema: type[Training]) -> Iterat
             wrong = "is a whole number; give whole numbers for low, high and step"
         if wrong is not None:
             yield document.mistake(("search_settings", "space", str(key)), wrong)
+
+
+def nothing_to_search(schema: type[Training]) -> str:
+    """What is wrong with an empty space, with an example of the file's own keys."""
+    rates = [".".join(place) for place in validation.all_keys(schema) if place[-1] == "lr"]
+    return f"names nothing to search; for example space: {{{rates[0]}: {{low: 1e-5, high: 1e-2, log: true}}}}"
 
 
 def _near_path(key: str, known: list[str]) -> str:

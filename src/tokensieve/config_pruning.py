@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tokensieve import embedded
 from tokensieve.config import Count, Fraction, Section, Training
@@ -54,15 +54,26 @@ class Data(Section):
     train: Files = Files()
     val: Files = Files(limit=2000)
     """What accuracies are measured on while training, and by which the best weights are chosen: never the test split."""
+    max_broken: Fraction = 0.01
+    """The share of questions, rounded up, whose image may be unreadable."""
+
+    def allowed(self, questions: int) -> int:
+        """How many images of so many may be unreadable."""
+        return math.ceil(self.max_broken * questions)
 
     @model_validator(mode="after")
     def _files_are_named(self) -> Data:
         needed = {"vqav2": ("questions", "annotations", "images"), "gqa": ("questions", "images"), "jsonl": ("questions",)}
+        wrong = []
         for part in ("train", "val"):
             given = getattr(self, part)
             lacking = [key for key in needed.get(self.name, ()) if getattr(given, key) is None]
             if lacking:
-                raise ValueError(f"{part}: {self.name} needs the path of {' and '.join(lacking)}")
+                wrong.append(f"{part}: {self.name} needs the path of {' and '.join(lacking)}")
+            if given.split is not None and given.split.startswith("test"):
+                wrong.append(f"{part}.split: {given.split} is for what the results are told of; use train or val")
+        if wrong:
+            raise ValueError("; ".join(wrong))
         return self
 
 
@@ -102,6 +113,18 @@ class DeepLearning(Section):
     evaluate_every: Count | None = 200
     eval_batch_size: Count = 16
     max_new_tokens: Count = 10
+
+    @field_validator("mixed_precision", mode="before")
+    @classmethod
+    def _no_is_a_word(cls, value: Any) -> Any:
+        """YAML takes `no` for false."""
+        return "no" if value is False else value
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> DeepLearning:
+        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
+            raise ValueError(f"warmup_steps: {self.warmup_steps} is not less than the {self.max_steps} of max_steps")
+        return self
 
     def rate(self, step: int, steps: int) -> float:
         """The part of the learning rate that a step has."""
@@ -164,10 +187,15 @@ class Pruning(Section):
             wrong.append(f"pruning_layers: {list(layers)} do not ascend; for example {sorted(set(layers))}")
         if len(layers) != len(counts) and layers:
             wrong.append(f"target_prune_tokens: {len(counts)} counts for {len(layers)} pruning layers; give one for each")
-        if any(b > a for a, b in itertools.pairwise(counts)):
+        if any(b >= a for a, b in itertools.pairwise(counts)):
             wrong.append(f"target_prune_tokens: {list(counts)} do not descend, but tokens that are gone do not come back")
         if self.pruner_d_internal % self.pruner_num_heads:
             wrong.append(f"pruner_d_internal: {self.pruner_d_internal} cannot be divided among {self.pruner_num_heads} heads")
+        if self.merger_type == "question_aware":
+            from tokensieve.methods.merger import HEADS
+
+            if self.merger_hidden % HEADS:
+                wrong.append(f"merger_hidden: {self.merger_hidden} cannot be divided among the merger's {HEADS} heads")
         if self.temperature_min > self.temperature:
             wrong.append(f"temperature_min: {self.temperature_min} is above the temperature of {self.temperature}")
         if self.merger_type == "none" and not layers:
@@ -207,7 +235,12 @@ class Pruning(Section):
         before = self.merged(n)
         if before > n:
             wrong.append(f"target_merge_tokens: {before} are more than the {n} vision tokens of an image")
-        if self.pruning_layers and self.target_prune_tokens[0] > before:
+        if before == n and self.merger_type != "none":
+            key = "merge_ratio" if target is None else "target_merge_tokens"
+            wrong.append(f"{key}: leaves all {n} vision tokens, so there is nothing to merge; give less, or merger_type: none")
+        if self.pruning_layers and self.target_prune_tokens[0] == before:
+            wrong.append(f"target_prune_tokens: {before} are all the tokens that arrive there, so there is nothing to prune")
+        elif self.pruning_layers and self.target_prune_tokens[0] > before:
             wrong.append(
                 f"target_prune_tokens: {self.target_prune_tokens[0]} are more than the {before} tokens that arrive there"
             )

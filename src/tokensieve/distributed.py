@@ -41,7 +41,7 @@ class World:
         import torch.distributed as dist
 
         values: list[Any] | None = [None] * self.size if self.leads else None
-        with _together():
+        with together():
             dist.gather_object(value, values)
         return values
 
@@ -52,7 +52,7 @@ class World:
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.size
-        with _together():
+        with together():
             dist.all_gather_object(values, value)
         return values
 
@@ -63,7 +63,7 @@ class World:
         import torch.distributed as dist
 
         box = [value]
-        with _together():
+        with together():
             dist.broadcast_object_list(box, group=self.patient)
         return box[0]
 
@@ -108,7 +108,7 @@ def world(asked: bool, timeout: int) -> Iterator[World]:
     os.environ.setdefault("MASTER_ADDR", _first_host(os.environ))
     step = 1000 * int(os.environ.get("SLURM_STEP_ID", 0)) + int(os.environ.get("SLURM_JOB_ID", 0))
     os.environ.setdefault("MASTER_PORT", str(20000 + step % 20000))
-    with _together():
+    with together():
         dist.init_process_group("gloo", rank=found.rank, world_size=found.size, timeout=timedelta(seconds=timeout))
         patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
     try:
@@ -151,7 +151,7 @@ def _first_host(variables: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def together() -> Iterator[None]:
     """What goes wrong between processes, in one line."""
     try:
         yield

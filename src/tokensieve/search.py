@@ -311,10 +311,7 @@ class Searching:
         configuration.check_outside(path, self.config)
         self.search, manager = self.config.search_settings, self.config.manager_settings
         if not self.search.space:
-            raise UserError(
-                f"{path}: search_settings.space names nothing to search; "
-                "for example search_settings: {space: {optimizer.lr: {low: 1e-4, high: 1e-2, log: true}}}"
-            )
+            raise UserError(f"{path}: search_settings.space: {configuration.nothing_to_search(type(self.config))}")
         self.data, self.folder, self.quiet = validation.Document(path).data, folder, quiet
         self.schema = type(self.config)
         with_values(self.data, dict.fromkeys(self.search.space), folder)  # a UserError if a key has no place in the file

@@ -7,6 +7,7 @@ wrong has a place, a path of keys such as ("phases", 0, "canvas"); the nodes tel
 from __future__ import annotations
 
 import copy
+import re
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -124,9 +125,8 @@ def check(document: Document, schema: type[BaseModel], known: Iterable[Mistake] 
     try:
         made = schema.model_validate(document.data)
     except ValidationError as error:
-        found = error.errors()
-        mistakes += [mistake for one in found for mistake in _explain(one, document, schema)]
-        mistakes += _behind(found, document, schema)
+        mistakes += [mistake for one in error.errors() for mistake in _explain(one, document, schema)]
+        mistakes += _behind(error.errors(), document, schema)
         raise Mistakes(document.path, mistakes) from None
     if mistakes:
         raise Mistakes(document.path, mistakes)
@@ -134,24 +134,40 @@ def check(document: Document, schema: type[BaseModel], known: Iterable[Mistake] 
 
 
 def _behind(errors: Sequence[Any], document: Document, schema: type[BaseModel]) -> list[Mistake]:
-    """Mistakes that only show once unknown keys are taken for the nearest ones: pydantic compares sound sections only."""
-    unknown = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
-    if not unknown or len(unknown) < len(errors):
-        return []
-    mended = copy.deepcopy(document.data)
-    for *above, key in unknown:
+    """Mistakes that only show once others are mended: pydantic compares the keys of sound sections only.
+
+    Unknown keys are taken for the nearest ones, and bad values are left out; what is then told of a key that was left out, or
+    with a word about it, is not the user's.
+    """
+    mended, left_out = copy.deepcopy(document.data), set[str]()
+    for error in errors:
+        *above, key = error["loc"] or ("",)
+        while isinstance(key, int):  # an item is not left out alone: the others would mean something else
+            *above, key = above
         section: Any = mended
         for part in above:
-            section = section[part]
+            found = (
+                section.get(part) if isinstance(section, dict) else section[int(part)] if isinstance(section, list) else None
+            )
+            section = {} if found is None else found
+        if not isinstance(section, dict) or key not in section or error["type"] == "missing":
+            continue
         value = section.pop(key)
-        meant = nearest(str(key), keys(annotation_at(schema, above)))
-        if meant is not None:
+        if error["type"] != "extra_forbidden":
+            left_out.add(_words(str(key)))
+        elif (meant := nearest(str(key), keys(annotation_at(schema, above)))) is not None:
             section.setdefault(meant, value)
     try:
         schema.model_validate(mended)
     except ValidationError as error:
-        return [mistake for one in error.errors() for mistake in _explain(one, document, schema)]
+        shown = [mistake for one in error.errors() for mistake in _explain(one, document, schema)]
+        return [mistake for mistake in shown if not any(key in _words(str(mistake)) for key in left_out)]
     return []
+
+
+def _words(text: str) -> str:
+    """The words of a text with spaces around them: pruning_layers and "pruning layers" alike."""
+    return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower()))} "
 
 
 def _explain(error: Any, document: Document, schema: type[BaseModel]) -> Iterator[Mistake]:

@@ -76,6 +76,8 @@ class Merger(nn.Module):
             raise UserError(f"merger: kind={kind!r} is not one of {', '.join(KINDS)}")
         self.width, self.question_width, self.kind, self.hidden, self.keep = width, question_width or width, kind, hidden, keep
         inner = min(width, hidden)
+        if kind == "question_aware" and inner % HEADS:
+            raise UserError(f"merger: hidden={hidden} (of width {width}) cannot be divided among {HEADS} heads")
         self.attending = Attending(width, self.question_width, inner) if kind == "question_aware" else None
         self.norm = nn.LayerNorm(width)
         self.token = nn.Linear(width, hidden)

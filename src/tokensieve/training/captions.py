@@ -114,7 +114,7 @@ class CaptionLearner:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        configuration.check_recipe(self.config, state["recipe"])
+        configuration.check_recipe(configuration.recipe(self.config), state["recipe"])
         self.model.load_state_dict(state["model"])
         self.muon.load_state_dict(state["muon"])
         self.adamw.load_state_dict(state["adamw"])

@@ -361,7 +361,7 @@ class LlavaLearner:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        configuration.check_recipe(self.config, state["recipe"])
+        configuration.check_recipe(configuration.recipe(self.config), state["recipe"])
         missing, unexpected = self.model.load_state_dict(state["model"], strict=False)
         assert missing == ["lm_head.weight"] and not unexpected, "it is the embedding, tied"
         self.muon.load_state_dict(state["muon"])

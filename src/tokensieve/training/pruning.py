@@ -12,24 +12,28 @@ many times as large.
 
 from __future__ import annotations
 
-import json
+import os
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from tokensieve import parts, results, vlm_bench
+from tokensieve import config as configuration
+from tokensieve import distributed, parts, results, vlm_bench
 from tokensieve.config_pruning import EMBEDDED, PruningTraining
 from tokensieve.data import vqa
+from tokensieve.data.images import BrokenImage
+from tokensieve.device import find_device
 from tokensieve.errors import UserError
 from tokensieve.handle import Handle
 from tokensieve.methods import cross, merger
@@ -46,6 +50,7 @@ from tokensieve.training.discriminator import Discriminator, judge
 from tokensieve.training.log import loss_curve
 
 NO_ANSWER = -100
+TRIES = 50  # images in the place of one that cannot be read, before it is taken for the whole data's fault
 PARTS = {"token_merger": "merger", "layer_pruners": "cross"}  # group of weights: the method whose part it is
 
 
@@ -67,8 +72,12 @@ class Batch:
         return Batch(inputs, *(x.to(device) for x in (self.labels, self.question, self.words, self.numbers)))
 
 
-class Batches(Dataset[Batch]):
-    """Item i is this process's share of batch `start + i`: the next questions of a shuffle that is new in every epoch."""
+class Batches(Dataset[tuple[Batch | None, list[str]]]):
+    """Item i is this process's share of batch `start + i`: the next questions of a shuffle that is new in every epoch.
+
+    In the place of a question whose image cannot be read stands the next of the shuffle; what was wrong comes with the batch.
+    None: no image can be read. (Nothing is raised, since what a worker raises comes with its traceback in the message.)
+    """
 
     def __init__(
         self, data: vqa.VqaData, collate: Collate, size: int, seed: int, rank: int, world: int, start: int, stop: int
@@ -79,14 +88,25 @@ class Batches(Dataset[Batch]):
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def __getitem__(self, offset: int) -> Batch:
+    def __getitem__(self, offset: int) -> tuple[Batch | None, list[str]]:
         whole = self.size * self.world
         index = self.start + offset
         epoch, place = divmod(index, len(self.data) // whole)
         order = np.random.default_rng([self.seed, epoch, 8]).permutation(len(self.data))
         first = place * whole + self.rank * self.size
         numbers = index * whole + self.rank * self.size + torch.arange(self.size)
-        return self.collate([self.data[int(i)] for i in order[first : first + self.size]], numbers)
+        items: list[vqa.VqaItem] = []
+        broken: list[str] = []
+        for place in range(first, first + self.size):
+            for tried, i in enumerate(np.roll(order, -place)[:TRIES]):
+                try:
+                    items.append(self.data[int(i)])
+                    break
+                except BrokenImage as error:
+                    broken += [str(error)] if tried == 0 else []
+            else:
+                return None, broken
+        return self.collate(items, numbers), broken
 
 
 class Collate:
@@ -99,7 +119,7 @@ class Collate:
         words = self.processor.tokenizer
         prompts = [load_vlm.prompt(self.processor, self.template.replace("{question}", item.question)) for item in items]
         told = [f"{prompt} {item.answer}" for prompt, item in zip(prompts, items, strict=True)]
-        images = [self._reduced(item.image) for item in items]
+        images = [self.reduced(item).image for item in items]
         begun = bool(words.bos_token) and all(prompt.startswith(words.bos_token) for prompt in prompts)  # not twice
         given = self.processor(images=images, text=told, padding=False, add_special_tokens=not begun)
         rows = [[*row, words.eos_token_id] for row in given["input_ids"]]
@@ -118,11 +138,13 @@ class Collate:
         inputs = {"input_ids": ids, "attention_mask": real.long(), "pixel_values": pixels}
         return Batch(inputs, following, text & ~said, text, numbers)
 
-    def _reduced(self, image: Image.Image) -> Image.Image:
-        if self.largest is not None and max(image.size) > self.largest:
-            image = image.copy()
-            image.thumbnail((self.largest, self.largest))
-        return image
+    def reduced(self, item: vqa.VqaItem) -> vqa.VqaItem:
+        """The same question, about an image that is not larger than it may be."""
+        if self.largest is None or max(item.image.size) <= self.largest:
+            return item
+        image = item.image.copy()
+        image.thumbnail((self.largest, self.largest))
+        return replace(item, image=image)
 
 
 def _shared(row: Sequence[int], prompt: Sequence[int], image: int) -> int:
@@ -170,8 +192,9 @@ class PruningLearner:
         self.template = scoring.BARE if config.dataset_settings.name == EMBEDDED else scoring.SHORT
         self.collate = Collate(self.processor, self.template, self.model.config.image_token_id, self.goal.image_max_size)
         self.seconds = 0.0
-        self.answered: dict[str, list[float]] = {}  # of the full model, which answers the same way at every evaluation
-        self._batches: Iterator[Batch] | None = None
+        self.broken = 0  # questions of this process that another one replaced, since their images could not be read
+        self.answered: dict[str, list[float | None]] = {}  # of the full model, which answers the same way at every evaluation
+        self._batches: Iterator[tuple[Batch | None, list[str]]] | None = None
 
     def _plan(self) -> str:
         steps = ["merger@out"] if "merger" in self.parts else []
@@ -222,7 +245,10 @@ class PruningLearner:
                 f"{self.how.batch_size}, accumulated {self.how.gradient_accumulation_steps} times); lower batch_size"
             )
         steps = self.how.epochs * (len(self.train_data) // whole)
-        return min(steps, self.how.max_steps or steps)
+        steps = min(steps, self.how.max_steps or steps)
+        if self.how.warmup_steps >= steps:
+            raise UserError(f"warmup_steps: {self.how.warmup_steps} is not less than the {steps} steps of the training")
+        return steps
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
@@ -234,11 +260,25 @@ class PruningLearner:
         temperature = self._begin(index)
         told: dict[str, float] = {}
         for _ in range(often):
-            numbers = self._learn(next(self._batches).to(self.device), often)
+            numbers = self._learn(self._readable(*next(self._batches)).to(self.device), often)
             told = {name: told.get(name, 0.0) + value / often for name, value in numbers.items()}
         self._move()
         self.seconds += time.perf_counter() - began
         return told | {"temperature": temperature}
+
+    def _readable(self, batch: Batch | None, broken: list[str]) -> Batch:
+        """The batch; a UserError if there is none, or if of all that is to be read too much cannot be."""
+        if broken and not self.broken:
+            print(f"{broken[0]}: an image that cannot be read; another question takes its place", file=sys.stderr)
+        self.broken += len(broken)
+        whole = self.steps * self.how.gradient_accumulation_steps * self.how.batch_size
+        data = self.config.dataset_settings
+        if batch is None or self.broken > data.allowed(whole):
+            raise UserError(
+                f"{self.broken} images could not be read, the last {broken[-1]}; of the {whole} that a process learns from "
+                f"{data.allowed(whole)} may be so (dataset_settings.max_broken: {data.max_broken:g})"
+            )
+        return batch
 
     def _begin(self, index: int) -> float:
         """Temperature, learning rates, and now and then a new discriminator."""
@@ -333,7 +373,7 @@ class PruningLearner:
             self.scaler.step(optimizer)
         self.scaler.update()
 
-    def _loader(self, start: int) -> Iterator[Batch]:
+    def _loader(self, start: int) -> Iterator[tuple[Batch | None, list[str]]]:
         a, how = self.accelerator, self.how
         stop = self.steps * how.gradient_accumulation_steps
         data = Batches(self.train_data, self.collate, how.batch_size, how.seed, a.process_index, a.num_processes, start, stop)
@@ -349,27 +389,29 @@ class PruningLearner:
 
     # --- its state ------------------------------------------------------------------------------------------------
 
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What decides the result: the file, and what the model and the data are that it names."""
+        given = {"train": self.train_data.fingerprint, "val": self.val_data.fingerprint, "model": self.loaded.fingerprint}
+        return self.config.recipe() | {"processes": self.accelerator.num_processes, "fingerprints": given}
+
     def state(self) -> dict[str, Any]:
         return {
-            "recipe": self.config.recipe() | {"processes": self.accelerator.num_processes},
+            "recipe": self.recipe,
             "groups": {name: part.state_dict() for name, part in self.groups.items()},
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "scaler": self.scaler.state_dict(),
             "seconds": self.seconds,
+            "broken": self.broken,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        now, begun = self.config.recipe() | {"processes": self.accelerator.num_processes}, state["recipe"]
-        if changed := list(_changed(begun, now)):
-            raise UserError(
-                f"the run was begun with other values of {', '.join(changed)}; "
-                "restore them in the configuration, or begin a new run with another --output"
-            )
+        configuration.check_recipe(self.recipe, state["recipe"])
         self.take(state)
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.scaler.load_state_dict(state["scaler"])
-        self.seconds = state["seconds"]
+        self.seconds, self.broken = state["seconds"], state["broken"]
         self._batches = None
 
     def take(self, state: dict[str, Any]) -> None:
@@ -389,38 +431,69 @@ class PruningLearner:
             if not self.answered:
                 scores["baseline"] = self._score(soft=None)
                 self.answered = {"baseline": scores["baseline"]}
-            told = {f"accuracy_{name}": sum(scores[name]) / len(scores[name]) for name in ("baseline", "soft", "hard")}
-            n = len(scores["hard"])
-            drop = torch.tensor(scores["hard"]) - torch.tensor(scores["baseline"])
+            broken, n = scores["hard"].count(None), len(scores["hard"])
+            data = self.config.dataset_settings
+            if broken > data.allowed(n) or broken == n:
+                raise UserError(
+                    f"{broken} of {n} validation images could not be read; {data.allowed(n)} may be so "
+                    f"(dataset_settings.max_broken: {data.max_broken:g})"
+                )
+            reached = {name: torch.tensor([score or 0.0 for score in scores[name]]) for name in ("baseline", "soft", "hard")}
+            told = {f"accuracy_{name}": float(found.mean()) for name, found in reached.items()}
+            drop = reached["hard"] - reached["baseline"]
             told |= {"accuracy_drop": -float(drop.mean()), "accuracy_drop_stderr": float(drop.std()) / n**0.5 if n > 1 else 0.0}
             told |= {"accuracy_hard_stderr": share_stderr(told["accuracy_hard"], n), "questions": n}
-            return told | self._costs() | (self._seconds() if index == self.steps else {})
+            return told | {"unreadable": broken} | self._costs()
 
-    def _score(self, soft: bool | None) -> list[float]:
-        """The score of every validation question, by soft masks, by hard ones, or (None) of the full model."""
-        a, data = self.accelerator, self.val_data
-        mine = [data[i] for i in range(a.process_index, len(data), a.num_processes)]
+    def _asked(self, first: int = 0, every: int = 1) -> Iterator[vqa.VqaItem | None]:
+        """Every so many of the validation questions; None for one whose image cannot be read."""
+        for i in range(first, len(self.val_data), every):
+            try:
+                yield self.collate.reduced(self.val_data[i])
+            except BrokenImage:
+                yield None
+
+    def _score(self, soft: bool | None) -> list[float | None]:
+        """The score of every validation question, by soft masks, by hard ones, or (soft=None) of the full model.
+
+        None for one that could not be asked. A batch of images is in memory at a time.
+        """
+        a = self.accelerator
+        people: list[list[str] | None] = []  # what they answered
+
+        def mine() -> Iterator[vqa.VqaItem]:
+            for item in self._asked(a.process_index, a.num_processes):
+                people.append(None if item is None else item.answers)
+                if item is not None:
+                    yield item
+
         for part in self.parts.values():
             part.soft = bool(soft)  # type: ignore[assignment]
-        with self.handle if soft is not None else _nothing():
+        with self.handle if soft is not None else nullcontext():
             answers = scoring.answer_questions(
-                self.model, self.processor, mine, self.how.eval_batch_size, self.how.max_new_tokens, self.template
+                self.model, self.processor, mine(), self.how.eval_batch_size, self.how.max_new_tokens, self.template
             )
         for part in self.parts.values():
             part.soft = False  # type: ignore[assignment]
-        found = [scoring.soft_score(answer, item.answers) for answer, item in zip(answers, mine, strict=True)]
+        said = iter(answers)
+        found = [None if known is None else scoring.soft_score(next(said), known) for known in people]
         if a.num_processes == 1:
             return found
         from accelerate.utils import gather_object  # type: ignore[import-untyped]
 
         return list(gather_object(found))
 
+    def _sample(self, size: int) -> Batch:
+        """The first validation questions that can be asked."""
+        items = list(islice(filter(None, self._asked()), size))
+        return self.collate(items, torch.zeros(1, dtype=torch.long)).to(self.device)
+
     @torch.no_grad()
-    def _seconds(self) -> dict[str, float]:
+    def times(self) -> dict[str, float]:
         """Median seconds of a batch of questions, answers of a few tokens included, with and without the parts in one run."""
-        items = [self.val_data[i] for i in range(min(self.how.eval_batch_size, len(self.val_data)))]
-        inputs = self.collate(items, torch.zeros(1, dtype=torch.long)).to(self.device).inputs
-        row = vlm_bench.measure(self.model, inputs, self.handle, repeats=5, new_tokens=2)
+        inputs = self._sample(self.how.eval_batch_size).inputs
+        with self._still():
+            row = vlm_bench.measure(self.model, inputs, self.handle, repeats=5, new_tokens=2)
         reading = ("selection", "prefill")
         return {
             "seconds": row["seconds"]["total"],
@@ -432,7 +505,7 @@ class PruningLearner:
     @torch.no_grad()
     def _costs(self) -> dict[str, float]:
         """Vision tokens at every stage and FLOPs of the language model for one question, its heads included."""
-        one = self.collate([self.val_data[0]], torch.zeros(1, dtype=torch.long)).to(self.device)
+        one = self._sample(1)
         full = language_gflops(self.model, one.inputs)
         with self.handle:
             pruned = language_gflops(self.model, one.inputs)
@@ -477,7 +550,20 @@ def start_accelerator(device: str | None, mixed_precision: str, often: int) -> A
     """What knows of the other processes, the device and the number format."""
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
-    on_cpu = device == "cpu" or (device is None and not torch.cuda.is_available() and not torch.backends.mps.is_available())
+    launched = distributed.from_environment(os.environ)
+    try:
+        wanted = find_device(device, launched.local_rank)
+    except UserError as error:
+        raise UserError(f"trainer_settings.dl_settings.device: {str(error).removeprefix('--device ')}") from None
+    if device is not None and wanted.index is not None:
+        if launched.size > 1:
+            raise UserError(
+                f"trainer_settings.dl_settings.device: {device} would be that of all {launched.size} processes; "
+                f"write {wanted.type}, and each takes its own"
+            )
+        if wanted.type == "cuda":
+            torch.cuda.set_device(wanted)  # which is the one that Accelerate takes
+    on_cpu = wanted.type == "cpu"
     if mixed_precision == "fp16" and on_cpu:
         raise UserError("mixed_precision: fp16 needs a GPU; on a CPU use bf16 or no")
     return Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=often, cpu=on_cpu)
@@ -497,7 +583,8 @@ def read_data(config: PruningTraining) -> tuple[vqa.VqaData, vqa.VqaData]:
                 split=files.split or split,
                 limit=files.limit,
             )
-            data.check()
+            for remark in data.check(given.max_broken):
+                print(remark, file=sys.stderr)
             found.append(data)
         except UserError as error:
             wrong.append(f"dataset_settings.{split}: {error}")
@@ -535,7 +622,8 @@ def average(gradients: Sequence[Tensor], processes: int) -> None:
     import torch.distributed as dist
 
     flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
+    with distributed.together():
+        dist.all_reduce(flat)
     flat /= processes
     for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(mean.view_as(gradient))
@@ -552,29 +640,13 @@ def language_gflops(model: Any, inputs: dict[str, Tensor]) -> float:
     return sum(counts[name].values()) / 1e9
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
-def _changed(begun: Any, now: Any, at: str = "") -> Iterable[str]:
-    """The keys whose values differ, with their sections."""
-    if not (isinstance(begun, dict) and isinstance(now, dict)):
-        if begun != now:
-            yield at
-        return
-    for key in {**begun, **now}:
-        yield from _changed(begun.get(key), now.get(key), f"{at}.{key}" if at else key)
-
-
 def export(learner: PruningLearner, run: Path) -> dict[str, Any]:
     """Write the parts (those of the best evaluation), its numbers as result.json, and the card, which is returned."""
     config = learner.config
     best = checkpoint.load(run / loop.CHECKPOINTS / checkpoint.BEST)
     learner.take(best.state["learner"])
-    last = json.loads((run / "result.json").read_text(encoding="utf-8"))  # it alone has times, which the weights do not change
     done = {"step": best.step, "steps": learner.steps, "training_seconds": round(learner.seconds)}
-    evaluation = last | best.state["progress"]["evaluation"]
+    evaluation = best.state["progress"]["evaluation"] | learner.times()
     results.write_json(run / "result.json", evaluation | done)
     trained = {
         "model": learner.loaded.name,

@@ -234,7 +234,7 @@ class SelectorLearner:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        configuration.check_recipe(self.config, state["recipe"])
+        configuration.check_recipe(configuration.recipe(self.config), state["recipe"])
         self.scorer.load_state_dict(state["scorer"])
         self.adamw.load_state_dict(state["adamw"])
         self.seconds = state["seconds"]
