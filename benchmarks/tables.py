@@ -137,7 +137,58 @@ def fusion() -> str:
     return table(["token_fusion", *(f"acc1, %: `{plan}`" for plan in plans)], rows)
 
 
+VARIANTS = {
+    "simple": "simple merger and pruners",
+    "no_discriminator": "question-aware, no discriminator",
+    "no_merger": "pruners alone",
+    "no_pruners": "merger alone",
+    "drop": "pruned tokens dropped, not merged",
+    "blind": "full model, a grey picture",
+}
+
+
+def _stages(cut: dict[str, Any]) -> str:
+    return " → ".join(str(n) for n in [cut["tokens_in"], *(row["tokens_out"] for row in cut["layers"])])
+
+
+def vlm() -> str:
+    """The test questions under the trained stages, their ablations and the controls at the same counts."""
+    found = {row["reduction"]["plan"]: row for row in read("vlm_*.json")}
+    full = found.pop("none")
+    named = [("full model", full)]
+    named += [("question-aware merger and pruners", row) for plan, row in found.items() if plan.startswith("merger")]
+    for file, name in VARIANTS.items():
+        named += [(name, row) for row in read(f"vlm-{file}.json")]
+    for plan, row in sorted(found.items()):
+        if not plan.startswith("merger"):
+            merged = ", rest merged" if "rest=merge" in plan else ""
+            named.append((f"`{plan.split('@')[0]}`{merged}", row))
+    base = full["metrics"]["vqa_score"]
+    rows = []
+    for name, row in named:
+        cut, score = row["reduction"], row["metrics"]["vqa_score"]
+        lost = f"{base - score:+.3f}" if row is not full else ""
+        cost = f"{cut['gflops_llm']:.2f}"
+        rows.append([name, _stages(cut), f"{score:.3f} ± {row['metrics']['vqa_score_stderr']:.3f}", lost, cost])
+    return table(["", "vision tokens", "accuracy", "drop", "LLM GFLOPs"], rows)
+
+
+def vlm_time() -> str:
+    """Where the time goes, full model and plan, batch 1 and 16."""
+    rows = []
+    (bench,) = read("bench_vlm.json")
+    for row in bench["rows"]:
+        for phase in ("tower", "selection", "prefill", "prefill_with_selection", "decode", "total"):
+            seconds = [1000 * row["seconds_full"][phase], 1000 * row["seconds"][phase]]
+            faster = row["speedup"].get(phase)
+            times = [f"{value:.1f}" for value in seconds]
+            rows.append([f"batch {row['batch_size']}, {phase.replace('_', ' ')}", *times, f"{faster:.2f}x" if faster else ""])
+    return table(["ms", "full", "plan", "speed-up"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "vlm": vlm,
+    "vlm_time": vlm_time,
     "default": default_job,
     "embedded": embedded,
     "merge": merge,

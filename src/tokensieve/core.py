@@ -133,7 +133,7 @@ class Reduction:
 
     def rows(self, index: Tensor) -> Reduction:
         """What is done to these images."""
-        parts = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        parts: dict[str, Any] = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **parts)
 
     def apply(self, x: Tensor) -> Tensor:

@@ -142,7 +142,9 @@ class SceneQuestions(VqaData):
         from tokensieve.data.embedded import EmbeddedQuestions
 
         self.name, self.split = name, split
-        drawn = {"length": limit} if split == "train" and limit is not None else {}  # for training as many as one likes
+        drawn: dict[str, Any] = (
+            {"length": limit} if split == "train" and limit is not None else {}
+        )  # for training as many as one likes
         self.scenes = EmbeddedQuestions(split, pairs=EMBEDDED[name], **drawn)
         self.length = min(len(self.scenes), len(self.scenes) if limit is None else limit)
         self.fingerprint = digest([name, split, self.length])  # drawn by code, which is in the key of every result already
