@@ -146,7 +146,7 @@ def measure(
 
 def _fresh(net: nn.Module, plan: Plan, weights: Weights = None) -> Handle:
     """A handle that holds nothing of earlier batches, off the model; its notes are in the rows, so it says nothing."""
-    trained = any(step.method.part for step in plan.steps)
+    trained = plan.is_trained
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
         with apply(net, plan, weights=weights if trained else None) as handle:

@@ -232,7 +232,7 @@ def _given(args: argparse.Namespace, flags: dict[str, str]) -> dict[str, Any]:
 
 def _check_weights(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
     """Weights that no plan asks for would be passed over in silence: a UserError."""
-    if args.weights and not any(step.method.part for plan in plans for step in plan.steps):
+    if args.weights and not any(plan.is_trained for plan in plans):
         trained = ", ".join(name for name, method in REGISTRY.items() if method.part)
         raise UserError(f"--weights {args.weights[0]}: no method of the plan is a trained one ({trained}).")
 
@@ -247,7 +247,7 @@ def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) ->
     for name, task in tasks.items():
         if args.skip_load and task != LINEAR_PROBE:
             raise UserError(f"--skip_load works with --task {LINEAR_PROBE} only, not with {task} ({name}).")
-    trained = [str(plan) for plan in plans if any(step.method.part for step in plan.steps)]
+    trained = [str(plan) for plan in plans if plan.is_trained]
     if args.skip_load and trained:
         raise UserError(f"--skip_load: {trained[0]} has trained weights, which belong to a model; leave --skip_load out.")
     splits = _splits(args, datasets)
@@ -489,7 +489,7 @@ def _arms(
 ) -> list[Arm]:
     arms = []
     for plan in plans:
-        weights = args.weights if any(step.method.part for step in plan.steps) else None
+        weights = args.weights if plan.is_trained else None
         arms.append(Arm(loaded.model, plan, args.seed, precision, weights=weights, fusion=fusion, act=task.act, once=task.once))
     return arms
 

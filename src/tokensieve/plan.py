@@ -148,6 +148,11 @@ class Plan:
     def is_identity(self) -> bool:
         return not self.steps
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether a method of it has trained weights."""
+        return any(step.method.part is not None for step in self.steps)
+
     def __str__(self) -> str:
         return " + ".join(map(str, self.steps)) or "none"
 

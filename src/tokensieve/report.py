@@ -406,7 +406,7 @@ def _trained(result: Result) -> bool:
     from tokensieve.plan import Plan
 
     try:
-        return any(step.method.part for step in Plan.parse(_plan(result)).steps)
+        return Plan.parse(_plan(result)).is_trained
     except UserError:
         return False
 

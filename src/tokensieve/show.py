@@ -120,7 +120,7 @@ def make_bands(
     for plan in plans:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PlanWarning)  # its notes are in the picture
-            handle = apply(model, plan, seed=seed, weights=weights)
+            handle = apply(model, plan, seed=seed, weights=weights if plan.is_trained else None)
         handle.samples = torch.tensor([number for _, _, number in originals])
         with torch.no_grad(), handle:
             features.encode_image(model, batch)
@@ -153,7 +153,7 @@ def make_answered_bands(
     for plan in plans:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PlanWarning)  # its notes are in the picture
-            handle = apply(model, plan, seed=seed, weights=weights)
+            handle = apply(model, plan, seed=seed, weights=weights if plan.is_trained else None)
         handle.samples = torch.tensor([number for _, _, number in asked])
         with handle:
             answers = answer(model, loaded.processor, inputs)

@@ -365,7 +365,7 @@ def _opened(model: nn.Module) -> Vlm:
 def _fresh(model: nn.Module, plan: Plan | str, weights: Weights) -> Handle:
     """A handle off the model; its notes are in the rows, so it says nothing."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    trained = any(step.method.part for step in plan.steps)
+    trained = plan.is_trained
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
         with apply(model, plan, weights=weights if trained else None) as handle:
