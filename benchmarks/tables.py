@@ -142,8 +142,7 @@ VARIANTS = {
     "no_discriminator": "question-aware, no discriminator",
     "no_merger": "pruners alone",
     "no_pruners": "merger alone",
-    "drop": "pruned tokens dropped, not merged",
-    "blind": "full model, a grey picture",
+    "drop": "question-aware, but pruned tokens dropped, not merged",
 }
 
 

@@ -19,7 +19,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no_merger": {"merger_type": "none"},
     "no_pruners": {"pruning_layers": [], "target_prune_tokens": []},
     "no_discriminator": {"adv_loss_weight": 0},
-    "drop": {"prune_rest": "drop"},
 }
 
 

@@ -58,6 +58,7 @@ def test_what_ships_is_written(run):
     assert (run / "losses.csv").read_text().splitlines()[0] == "step,caption,contrast"
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_it_ends_with_the_same_bits(run, tmp_path):
     settings = config.load(written(tmp_path))
     first = captions.CaptionLearner(settings)

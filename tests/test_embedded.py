@@ -166,6 +166,7 @@ def test_the_captioner_is_open_clips_coca_on_the_clips_own_tower(coca, clip):
     assert card["accuracy"]["test"]["n"] == 1000
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_the_captioner_tells_what_is_there(coca):
     data = EmbeddedCaptions("val", transform=coca.transform)

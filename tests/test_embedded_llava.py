@@ -54,6 +54,7 @@ def test_it_answers_a_chat(shipped):
     assert processor.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True) in question.answers
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_test_split_agrees_with_the_card(shipped, card):
     data = EmbeddedQuestions("test", length=150)
     asked = [data.ask(i)[1] for i in range(len(data))]

@@ -187,6 +187,7 @@ def written(tmp_path, text=TINY):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_writes_weights_card_and_losses_and_resumes_to_the_same_bits(tmp_path):
     path = written(tmp_path)
     whole = training.run(path, output=tmp_path / "whole", quiet=True)

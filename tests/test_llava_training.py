@@ -129,6 +129,7 @@ def test_the_chat_template_gives_the_prompt_of_training(learner):
     assert learner.processor.apply_chat_template(chat).strip() == f"{prompt} two"
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_it_ends_with_the_same_bits(run, tmp_path):
     first = llava.LlavaLearner(config.load(written(tmp_path)))
     loop.train(first, tmp_path / "run", steps=2, checkpoint_every=2, quiet=True)

@@ -233,6 +233,7 @@ def test_other_heads_are_another_timm_model():
     assert marks[0] == mark()
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_another_process():
     """Addresses, and the order of sets, differ from process to process."""
     code = "from tokensieve.models import load; print(load.load('sieve-vit-8', 'scenes-v1').fingerprint)"

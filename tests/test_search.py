@@ -89,6 +89,7 @@ def test_values_reach_their_keys_and_the_best_file_is_whole(tmp_path):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_trial_goes_on_from_its_checkpoint(tmp_path, faults):
     faults(fault={"1": "killed"})
     folder = search.run(written(tmp_path, FILE.replace("pruner: none", "pruner: median")), tmp_path / "out", quiet=True)
