@@ -150,8 +150,8 @@ def _stages(cut: dict[str, Any]) -> str:
     return " → ".join(str(n) for n in [cut["tokens_in"], *(row["tokens_out"] for row in cut["layers"])])
 
 
-def vlm() -> str:
-    """The test questions under the trained stages, their ablations and the controls at the same counts."""
+def _questions() -> list[tuple[str, dict[str, Any]]]:
+    """What answered the test questions, by a name for each: the full model first."""
     found = {row["reduction"]["plan"]: row for row in read("vlm_*.json")}
     full = found.pop("none")
     named = [("full model", full)]
@@ -162,11 +162,26 @@ def vlm() -> str:
         if not plan.startswith("merger"):
             merged = ", rest merged" if "rest=merge" in plan else ""
             named.append((f"`{plan.split('@')[0]}`{merged}", row))
-    base = full["metrics"]["vqa_score"]
+    return named
+
+
+def vlm() -> str:
+    """The test questions under the trained stages, their ablations and the controls at the same counts."""
+    return _answers(_questions())
+
+
+def vlm_short() -> str:
+    """The trained stages beside the full model and the plain controls."""
+    wanted = ("full model", "question-aware merger and pruners", "`random`", "`grid`")
+    return _answers([(name, row) for name, row in _questions() if name in wanted])
+
+
+def _answers(named: list[tuple[str, dict[str, Any]]]) -> str:
+    base = named[0][1]["metrics"]["vqa_score"]
     rows = []
     for name, row in named:
         cut, score = row["reduction"], row["metrics"]["vqa_score"]
-        lost = f"{base - score:+.3f}" if row is not full else ""
+        lost = f"{base - score:+.3f}" if row is not named[0][1] else ""
         cost = f"{cut['gflops_llm']:.2f}"
         rows.append([name, _stages(cut), f"{score:.3f} ± {row['metrics']['vqa_score_stderr']:.3f}", lost, cost])
     return table(["", "vision tokens", "accuracy", "drop", "LLM GFLOPs"], rows)
@@ -187,6 +202,7 @@ def vlm_time() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "vlm": vlm,
+    "vlm_short": vlm_short,
     "vlm_time": vlm_time,
     "default": default_job,
     "embedded": embedded,
