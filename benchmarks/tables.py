@@ -190,7 +190,7 @@ def _answers(named: list[tuple[str, dict[str, Any]]]) -> str:
 def vlm_time() -> str:
     """Where the time goes, full model and plan, batch 1 and 16."""
     rows = []
-    (bench,) = read("bench_vlm.json")
+    (bench,) = read("time_vlm.json")
     for row in bench["rows"]:
         for phase in ("tower", "selection", "prefill", "prefill_with_selection", "decode", "total"):
             seconds = [1000 * row["seconds_full"][phase], 1000 * row["seconds"][phase]]

@@ -23,4 +23,4 @@ for variant in simple no_merger no_pruners no_discriminator; do
 done
 "${eval[@]}" --plan "merger@out + cross@llm.3,6,9" --weights "$work/question_aware" --output "$out/vlm-drop.json"
 .venv/bin/tokensieve bench --model_type vlm --model sieve-llava-8 --plan "$(plan question_aware)" --weights "$work/question_aware" \
-  --batch_size 1 16 --new_tokens 3 --repeats 20 --output "$out/bench_vlm.json"
+  --batch_size 1 16 --new_tokens 3 --repeats 20 --break_even --output "$out/time_vlm.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from tests.pictures import many_hot, picture, png, write_shards
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background would have children that ignore Ctrl-C
 
 TINY = "tiny-clip"
 
