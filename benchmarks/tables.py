@@ -171,9 +171,9 @@ def vlm() -> str:
 
 
 def vlm_short() -> str:
-    """The trained stages beside the full model and the plain controls."""
-    wanted = ("full model", "question-aware merger and pruners", "`random`", "`grid`")
-    return _answers([(name, row) for name, row in _questions() if name in wanted])
+    """The trained stages beside the full model and the controls."""
+    wanted = ("full model", "question-aware merger and", "`random`", "`grid`")
+    return _answers([(name, row) for name, row in _questions() if name.startswith(wanted)])
 
 
 def _answers(named: list[tuple[str, dict[str, Any]]]) -> str:
