@@ -9,6 +9,7 @@ import torch
 
 import tokensieve
 from tokensieve import Plan, cli
+from tokensieve.data.embedded import EmbeddedQuestions
 from tokensieve.methods import REGISTRY
 from tokensieve.testing import check_method
 
@@ -79,3 +80,14 @@ def test_public_names_are_there_and_importing_is_cheap():
         assert getattr(tokensieve, name) is not None
     code = "import sys, tokensieve; print([m for m in ('torch', 'open_clip', 'transformers') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_the_example_of_vision_language_models_runs():
+    text = (ROOT / "docs" / "vlm.md").read_text(encoding="utf-8")
+    (example,) = [block for block in blocks(text, "python") if "llava_path" in block]
+    picture, question = EmbeddedQuestions("val", length=3)[2]
+    assert question.text == "how many objects are there?"
+    names = {"picture": picture}
+    exec(example, names)
+    assert [row.tokens_out for row in names["sieve"].ledger] == [79, 48, 28, 14]
+    assert names["processor"].decode(names["ids"][0], skip_special_tokens=True).endswith(question.answer)
