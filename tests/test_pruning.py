@@ -17,7 +17,7 @@ from tokensieve.config_pruning import DeepLearning, Pruning, PruningTraining
 from tokensieve.data import vqa
 from tokensieve.data.images import BrokenImage
 from tokensieve.models import load_vlm
-from tokensieve.training import pruning
+from tokensieve.training import processes, pruning
 from tokensieve.training.discriminator import Discriminator, judge
 from tokensieve.training.pruning import NO_ANSWER, Collate, PruningLearner
 
@@ -458,16 +458,16 @@ def test_what_is_odd_about_the_data_is_told(backbone, capsys, monkeypatch):
 def test_the_device_of_the_file_is_taken_or_refused(monkeypatch):
     for name in ("cuda:99", "cpux"):
         with pytest.raises(UserError, match=f"trainer_settings.dl_settings.device: .*{name}.*"):
-            pruning.start_accelerator(name, "no", 1)
-    monkeypatch.setattr(pruning, "find_device", lambda name, rank: torch.device(name))
+            processes.start_accelerator(name, "no", 1, "trainer_settings.dl_settings.device")
+    monkeypatch.setattr(processes, "find_device", lambda name, rank: torch.device(name))
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    pruning.start_accelerator("cuda:1", "no", 1)
+    processes.start_accelerator("cuda:1", "no", 1, "device")
     assert chosen == [torch.device("cuda:1")]
     for key, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(UserError, match="cuda:1 would be that of all 2 processes; write cuda"):
-        pruning.start_accelerator("cuda:1", "no", 1)
+        processes.start_accelerator("cuda:1", "no", 1, "device")
 
 
 def test_the_flops_are_those_of_the_language_model(backbone):

@@ -401,7 +401,10 @@ TASKS: dict[str, type[Training]] = {
     "llava": LlavaTraining,
     "learned_selector": SelectorTraining,
 }
-PRUNING = ("method_settings", "trainer_settings", "dataset_settings", "backbone_settings")  # sections that need no `task:`
+# Sections by which a file is known that has no `task:`, those of S4 and those of S5.
+PRUNING = ("method_settings", "trainer_settings", "dataset_settings", "backbone_settings")
+REID = ("MODEL", "INPUT", "DATASETS", "DATALOADER", "SOLVER", "TEST")
+OUTPUTS = ("output", "OUTPUT_DIR")  # how files call the folder of a run
 
 
 def load(path: str | Path) -> Any:
@@ -412,7 +415,7 @@ def load(path: str | Path) -> Any:
 
 
 def schema_of(document: validation.Document) -> type[Training]:
-    """The type of a file: its task's, or, if it has the sections of S4, that of a pruning."""
+    """The type of a file: its task's, or, if it has the sections of S4 or S5, that of a pruning or a re-identification."""
     task = document.data.get("task")
     if task in TASKS:
         return TASKS[task]
@@ -420,7 +423,11 @@ def schema_of(document: validation.Document) -> type[Training]:
         from tokensieve.config_pruning import PruningTraining
 
         return PruningTraining
-    options = f"{', '.join(TASKS)}; or write method_settings"
+    if task is None and any(nearest(str(key), REID) for key in document.data):
+        from tokensieve.config_reid import ReidTraining
+
+        return ReidTraining
+    options = f"{', '.join(TASKS)}; or write method_settings, or MODEL"
     if "task" not in document.data:
         raise validation.Mistakes(document.path, [document.mistake(("task",), f"missing; one of {options}")])
     wrong = f"{task!r} is not one of {options}.{did_you_mean(str(task), TASKS)}"
@@ -474,7 +481,7 @@ def check_space(document: validation.Document, schema: type[Training]) -> Iterat
     settings = document.data.get("search_settings")
     space = settings.get("space") if isinstance(settings, dict) else None
     known = [".".join(place) for place in validation.all_keys(schema)]
-    fixed = ("manager_settings", "search_settings", "output", "task")
+    fixed = ("manager_settings", "search_settings", *OUTPUTS, "task")
     free = [key for key in known if key.split(".")[0] not in fixed]
     manager = document.data.get("manager_settings")
     asked = isinstance(settings, dict) and settings.get("enable") is True
@@ -498,7 +505,7 @@ def check_space(document: validation.Document, schema: type[Training]) -> Iterat
 
 def nothing_to_search(schema: type[Training]) -> str:
     """What is wrong with an empty space, with an example of the file's own keys."""
-    rates = [".".join(place) for place in validation.all_keys(schema) if place[-1] == "lr"]
+    rates = [".".join(place) for place in validation.all_keys(schema) if place[-1].lower() in ("lr", "base_lr")]
     return f"names nothing to search; for example space: {{{rates[0]}: {{low: 1e-5, high: 1e-2, log: true}}}}"
 
 

@@ -113,7 +113,8 @@ def begin(data: Mapping[str, Any], config: Training, folder: Path, name: str) ->
     """The study of this file: a new one, or the one that was begun with the same space, objectives and other keys."""
     manager, search = config.manager_settings, config.search_settings
     url = manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}"
-    same = {key: value for key, value in data.items() if key not in ("manager_settings", "search_settings", "output")}
+    changing = ("manager_settings", "search_settings", *configuration.OUTPUTS)
+    same = {key: value for key, value in data.items() if key not in changing}
     dumped = search.model_dump(mode="json")
     decided = {"space": dumped["space"], "objectives": dumped["objectives"], "other keys": same}
     prints = {key: results.digest(value) for key, value in decided.items()}
@@ -197,7 +198,7 @@ def with_values(data: Mapping[str, Any], values: Mapping[str, Any], output: Path
         if isinstance(inner, list):
             _at(inner, last, key)
         inner[last] = value
-    made["output"] = str(output)
+    made["OUTPUT_DIR" if set(configuration.REID) & set(made) else "output"] = str(output)
     if "manager_settings" in made:
         made["manager_settings"] = {k: v for k, v in made["manager_settings"].items() if k != "storage"} | {"mode": "single"}
     if "search_settings" in made:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,13 +21,14 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from tokensieve import config as configuration
 from tokensieve import embedded, results
 from tokensieve.config import ClipTraining, Phase
 from tokensieve.data import scenes
 from tokensieve.data.embedded import TEMPLATES, EmbeddedScenes, as_batch, split_seed
+from tokensieve.training.batches import read_ahead
 from tokensieve.training.log import loss_curve
 from tokensieve.training.muon import optimizers
 
@@ -97,17 +96,6 @@ class Batches(Dataset[dict[str, Any]]):
             "corner": corner,
             "templates": templates,
         }
-
-
-def deaf(_worker: int) -> None:
-    """Ctrl-C and `timeout` reach the whole process group; only the loop answers to them, so a worker leaves the group.
-
-    It does not ignore SIGTERM: after a crash that is how Python ends its children, and it waits until they are gone.
-    """
-    if os.name == "posix":
-        os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def encode_window(visual: nn.Module, pixels: Tensor, corner: tuple[int, int]) -> Tensor:
@@ -206,17 +194,7 @@ class ClipLearner:
         return loss, {name: float(value.detach()) for name, value in losses.items()} | {"acc": float(right)}
 
     def _loader(self, start: int) -> Iterator[dict[str, Any]]:
-        batches = Batches(self.config, start)
-        # Whether and how far workers run ahead must not move the generators that a checkpoint holds: they get their own.
-        loader = DataLoader(
-            batches,
-            batch_size=None,
-            num_workers=self.config.workers,
-            worker_init_fn=deaf,
-            generator=torch.Generator(),
-            prefetch_factor=4 if self.config.workers else None,
-        )
-        return iter(loader)
+        return read_ahead(Batches(self.config, start), self.config.workers, each=4)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -12,7 +12,6 @@ many times as large.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,14 +25,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from tokensieve import config as configuration
-from tokensieve import distributed, parts, results, vlm_bench
+from tokensieve import parts, results, vlm_bench
 from tokensieve.config_pruning import EMBEDDED, PruningTraining
 from tokensieve.data import vqa
 from tokensieve.data.images import BrokenImage
-from tokensieve.device import find_device
 from tokensieve.errors import UserError
 from tokensieve.handle import Handle
 from tokensieve.methods import cross, merger
@@ -45,9 +43,10 @@ from tokensieve.plan import Plan
 from tokensieve.tasks import vqa as scoring
 from tokensieve.tasks.classification import share_stderr
 from tokensieve.training import checkpoint, loop
-from tokensieve.training.clip import deaf
+from tokensieve.training.batches import read_ahead
 from tokensieve.training.discriminator import Discriminator, judge
 from tokensieve.training.log import loss_curve
+from tokensieve.training.processes import average, start_accelerator
 
 NO_ANSWER = -100
 TRIES = 50  # images in the place of one that cannot be read, before it is taken for the whole data's fault
@@ -164,7 +163,8 @@ class PruningLearner:
 
     def __init__(self, config: PruningTraining) -> None:
         self.config, self.how, self.goal = config, config.trainer_settings.dl_settings, config.method_settings
-        self.accelerator = start_accelerator(self.how.device, self.how.mixed_precision, self.how.gradient_accumulation_steps)
+        often, key = self.how.gradient_accumulation_steps, "trainer_settings.dl_settings.device"
+        self.accelerator = start_accelerator(self.how.device, self.how.mixed_precision, often, key)
         self.device = self.accelerator.device
         backbone = config.backbone_settings
         self.train_data, self.val_data = read_data(config)
@@ -377,15 +377,7 @@ class PruningLearner:
         a, how = self.accelerator, self.how
         stop = self.steps * how.gradient_accumulation_steps
         data = Batches(self.train_data, self.collate, how.batch_size, how.seed, a.process_index, a.num_processes, start, stop)
-        return iter(
-            DataLoader(
-                data,
-                batch_size=None,
-                num_workers=how.num_workers,
-                worker_init_fn=deaf,
-                generator=torch.Generator(),  # its own, so that workers do not move the ones a checkpoint holds
-            )
-        )
+        return read_ahead(data, how.num_workers)
 
     # --- its state ------------------------------------------------------------------------------------------------
 
@@ -546,29 +538,6 @@ class PruningLearner:
 # ------------------------------------------------------------------------------------------------------------- before and after
 
 
-def start_accelerator(device: str | None, mixed_precision: str, often: int) -> Any:
-    """What knows of the other processes, the device and the number format."""
-    from accelerate import Accelerator  # type: ignore[import-untyped]
-
-    launched = distributed.from_environment(os.environ)
-    try:
-        wanted = find_device(device, launched.local_rank)
-    except UserError as error:
-        raise UserError(f"trainer_settings.dl_settings.device: {str(error).removeprefix('--device ')}") from None
-    if device is not None and wanted.index is not None:
-        if launched.size > 1:
-            raise UserError(
-                f"trainer_settings.dl_settings.device: {device} would be that of all {launched.size} processes; "
-                f"write {wanted.type}, and each takes its own"
-            )
-        if wanted.type == "cuda":
-            torch.cuda.set_device(wanted)  # which is the one that Accelerate takes
-    on_cpu = wanted.type == "cpu"
-    if mixed_precision == "fp16" and on_cpu:
-        raise UserError("mixed_precision: fp16 needs a GPU; on a CPU use bf16 or no")
-    return Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=often, cpu=on_cpu)
-
-
 def read_data(config: PruningTraining) -> tuple[vqa.VqaData, vqa.VqaData]:
     """The training and the validation questions; a UserError names everything of both that is missing."""
     given, found, wrong = config.dataset_settings, [], []
@@ -613,20 +582,6 @@ def check_fit(config: PruningTraining, model: Any) -> tuple[int, int]:
     if wrong:
         raise UserError("; ".join(wrong))
     return n, inner.decoder.depth
-
-
-def average(gradients: Sequence[Tensor], processes: int) -> None:
-    """Each gradient becomes its mean over all processes, by one message."""
-    if processes == 1 or not gradients:
-        return
-    import torch.distributed as dist
-
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    with distributed.together():
-        dist.all_reduce(flat)
-    flat /= processes
-    for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
 
 
 def language_gflops(model: Any, inputs: dict[str, Tensor]) -> float:

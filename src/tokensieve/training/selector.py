@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from tokensieve import config as configuration
 from tokensieve import parts, results
@@ -35,7 +35,8 @@ from tokensieve.models import Block, load, open_tower
 from tokensieve.models.features import encode_image
 from tokensieve.plan import Plan
 from tokensieve.tasks.classification import share_stderr, zero_shot_classifier
-from tokensieve.training.clip import deaf, loss_curve
+from tokensieve.training.batches import read_ahead
+from tokensieve.training.log import loss_curve
 
 METHOD = learned.__name__
 
@@ -216,14 +217,7 @@ class SelectorLearner:
         return float(scale.exp()), columns.clone()  # no longer of inference mode
 
     def _loader(self, start: int) -> Iterator[Tensor]:
-        loader = DataLoader(
-            Shuffled(self.source, self.config, start),
-            batch_size=None,
-            num_workers=self.config.workers,
-            worker_init_fn=deaf,
-            generator=torch.Generator(),  # its own, so that workers do not move the ones a checkpoint holds
-        )
-        return iter(loader)
+        return read_ahead(Shuffled(self.source, self.config, start), self.config.workers)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,36 @@
+"""What re-identification learns from: who is it (cross-entropy), and nearer to oneself than to anybody else (triplets)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NEAR = 1e-12  # squared distances count as at least this: the slope of a root is infinite at 0
+
+
+def distances(features: Tensor) -> Tensor:
+    """Euclidean distances between all features of a batch: (B, F) -> (B, B)."""
+    features = features.float()
+    norms = features.square().sum(1)  # (B,)
+    squared = norms[:, None] + norms[None] - 2 * features @ features.T
+    return squared.clamp_min(NEAR).sqrt()
+
+
+def hard_triplet(features: Tensor, labels: Tensor) -> Tensor:
+    """The mean over the batch of softplus(farthest of the same identity - nearest of another one): (B, F), (B,) -> ().
+
+    An anchor is its own positive where it has no other, at distance 0; one without any other identity in the batch is left out.
+    """
+    with torch.autocast(features.device.type, enabled=False):
+        apart = distances(features)
+        same = labels[:, None] == labels[None]  # (B, B)
+        farthest = apart.masked_fill(~same, 0.0).amax(1)
+        nearest = apart.masked_fill(same, torch.inf).amin(1)
+        some = ~same.all(1)
+        return F.softplus(farthest[some] - nearest[some]).sum() / max(1, int(some.sum()))
+
+
+def identity(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Cross-entropy with the target 1 - smoothing, the rest spread over all classes: (B, C), (B,) -> ()."""
+    return F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
