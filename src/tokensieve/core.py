@@ -40,6 +40,7 @@ class View:
     pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where the tower has one
     place: str = ""  # where this is: "6", "6.attn", "out", "llm.10"
     question: Question | None = None  # where a language model reads the tokens
+    has_cls: bool = True  # the first prefix token, if there is any, is CLS (or, after the tower, the global feature)
 
     @property
     def n(self) -> int:
@@ -51,6 +52,10 @@ class View:
         if samples is None:
             samples = torch.arange(self.tokens.shape[0], device=self.tokens.device)
         return noise(samples, self.n, self.seed)
+
+    def summary(self) -> Tensor:
+        """What stands for the whole image, (B, D): the CLS token, without one the mean token."""
+        return self.prefix[:, 0] if self.has_cls and self.prefix.shape[1] else self.tokens.mean(1)
 
     def coarse(self) -> Tensor:
         """A_coarse, (B, N): how much the token that becomes the image feature attends to each patch.

@@ -108,11 +108,11 @@ class Handle:
         plan: Plan,
         seed: int = 0,
         context: Mapping[str, Any] | None = None,
-        parts: Mapping[str, nn.Module] | None = None,
+        parts: Mapping[str, nn.Module] | nn.ModuleDict | None = None,
     ) -> None:
         self.plan = plan
         self.context = context or {}
-        self.parts = dict(parts or {})  # trained modules by the name of their method
+        self.parts = dict(parts.items()) if parts else {}  # trained modules by the name of their method
         self.notes: list[str] = []
         self.samples: Tensor | None = None  # (B,), numbers of the images of the next batches; None: counted as they come
         self._undo: list[Undo] = []
@@ -133,6 +133,9 @@ class Handle:
         cuts = place(self.plan, self._tower, seed, None if vlm is None else vlm.decoder.depth, self.parts)
         self._cuts = [cut for cut in cuts if cut.part != "llm"]
         if self._tower is not None:
+            for cut in self._cuts if self._tower.apart else ():
+                if cut.step.where.part != "out":
+                    raise Uncuttable(f"{cut.step}: {self._tower.apart}; cut @out")
             self._tower.check()
             self.notes = foresee(cuts, self._tower)
         elif self._cuts:
@@ -172,13 +175,23 @@ class Handle:
         if self._weighs:
             self._undo += self._tower.weigh_pooling(lambda: self._pass.sizes if self._pass else None)
         self._undo += self._tower.watch(self._told)
+        at_head = [cut for cut in self._cuts if self._at_head(cut)]
+        heard = any("attention" in cut.step.method.needs for cut in at_head)  # that of the last block
         sizes_flow = False
         for number, block in enumerate(self._tower.blocks, start=1):
             cuts = [cut for cut in self._cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
-            if number == 1 or cuts or sizes_flow or self._tower.per_token:
-                self._undo.append(replace(block.module, "forward", self._forward(block, number, cuts)))
+            cuts = [cut for cut in cuts if cut not in at_head]
+            kept = heard and number == self._tower.depth
+            if number == 1 or cuts or sizes_flow or kept or self._tower.per_token:
+                self._undo.append(replace(block.module, "forward", self._forward(block, number, cuts, kept)))
             sizes_flow = sizes_flow or any(self._makes_sizes(cut.step) for cut in cuts)
+        if at_head:
+            assert self._tower.head is not None
+            self._undo.append(replace(self._tower.head, "forward", self._head_forward(at_head)))
         return self
+
+    def _at_head(self, cut: Cut) -> bool:
+        return cut.part == "out" and self._tower is not None and self._tower.head is not None
 
     def remove(self) -> None:
         """Takes the plan off; the model is what it was, to the bit."""
@@ -246,12 +259,13 @@ class Handle:
 
     # --- inside the forward pass --------------------------------------------------------------------------------
 
-    def _forward(self, block: Block, number: int, cuts: list[Cut]) -> Callable[..., Tensor]:
+    def _forward(self, block: Block, number: int, cuts: list[Cut], kept: bool = False) -> Callable[..., Tensor]:
+        """The block with its cuts. kept: its attention is wanted after it, where the tower's head is cut."""
         stock = block.module.forward
         before = [cut for cut in cuts if cut.layer == 0]
         inside = [cut for cut in cuts if cut.part == "attn"]
         after = [cut for cut in cuts if cut.layer == number and cut.part != "attn"]
-        asked = bool(inside) or any("attention" in cut.step.method.needs for cut in after)
+        asked = kept or bool(inside) or any("attention" in cut.step.method.needs for cut in after)
         only_zeros = not inside and all(cut.step.rest == "zero" for cut in after)  # S1: the CLS feature stays, to the bit
 
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -271,7 +285,22 @@ class Handle:
                 x = stock(x, *args, **named)
             for cut in after:
                 x = self._cut(cut, x, state)
-            state.attention = None
+            if not kept:
+                state.attention = None
+            return x
+
+        return forward
+
+    def _head_forward(self, cuts: list[Cut]) -> Callable[[Tensor], Tensor]:
+        """The head of a model that lets the tokens through once more after the tower: (B, 1+N, E) -> (B, 1+K, E)."""
+
+        def forward(x: Tensor) -> Tensor:
+            assert self._tower is not None
+            if self._pass is None or not self._tower.blocks:
+                self._pass = self._begin_pass(len(x), x.shape[1] - 1, x.device)
+            for cut in cuts:
+                x = self._cut(cut, x, self._pass)
+            self._pass.attention = None
             return x
 
         return forward
@@ -287,17 +316,22 @@ class Handle:
         """The tokens without padding, and a new pass for them."""
         assert self._tower is not None
         self._tower.check()
+        if self._layout is not None and self._layout.padded:
+            x = x[:, : self._tower.prefix + self._layout.n]
+        return x, self._begin_pass(len(x), x.shape[1] - self._tower.prefix, x.device)
+
+    def _begin_pass(self, rows: int, n: int, device: torch.device) -> Pass:
+        """A new pass for so many images, of each of which n patches arrived."""
+        assert self._tower is not None
         h, w = self._tower.grid
         layout = self._layout or Layout((h, w), h * w)
-        if layout.padded:
-            x = x[:, : self._tower.prefix + layout.n]
-        whole = x.shape[1] - self._tower.prefix == layout.n
-        return x, Pass(samples=self._numbers(x.shape[0]).to(x.device), grid=layout.grid, whole=whole)
+        return Pass(samples=self._numbers(rows).to(device), grid=layout.grid, whole=n == layout.n)
 
     def _cut(self, cut: Cut, x: Tensor, state: Pass) -> Tensor:
         """Lets the step's method decide at this point and carries the decision out: (B, P+N, D) -> (B, P+K, D)."""
         assert self._tower is not None
-        step, p = cut.step, self._tower.prefix
+        at_head = self._at_head(cut)
+        step, p = cut.step, 1 if at_head else self._tower.prefix
         prefix, tokens = x[:, :p], x[:, p:]
         n = tokens.shape[1]
         keep = self._keep(cut, n)
@@ -313,11 +347,12 @@ class Handle:
                 sizes=state.sizes,
                 samples=state.samples,
                 seed=cut.seed,
-                context=self.context,
+                context={**self._tower.context(), **self.context},
                 part=self.parts.get(step.method.name),
-                pooling=self._tower.pooling,
+                pooling=self._tower.pooling if not at_head else None,
                 place=cut.name,
                 question=self._question(cut, len(x), state),
+                has_cls=at_head or self._tower.has_cls,
             )
             reduction = self._chosen(cut, view, keep)
             if reduction.soft is not None:
@@ -384,7 +419,7 @@ class Handle:
     def _numbers(self, images: int) -> Tensor:
         """The numbers of the images of a batch within the run: (B,)."""
         if self.samples is not None:
-            return self.samples
+            return self.samples if self._tower is None else self._tower.spread(self.samples)
         first, self._seen = self._seen, self._seen + images
         return torch.arange(first, self._seen)
 
@@ -455,6 +490,8 @@ def place(
         depth = tower.depth if tower is not None else 0
         for layer, part in _decoder_places(step, decoder, depth) if step.where.part == "llm" else _places(step, depth):
             if layer == 0 and part != "llm" and "attention" in step.method.needs:
+                if tower is not None and tower.apart:
+                    raise UserError(f"{step}: {step.method.name} needs the attention of a block, and {tower.apart}")
                 raise UserError(f"{step}: {step.method.name} needs the attention of a block, and none has run at @0; use @1")
             name = place_name(layer, part)
             cuts.append(

@@ -34,6 +34,7 @@ RECIPES = {  # what trains each method's part
     "learned": "configs/learned_selector.yaml",
     "merger": "configs/vision_token_pruning.yaml",
     "cross": "configs/vision_token_pruning.yaml",
+    "sdtps": "configs/RGBNT201/DeMo_SDTPS.yml",
 }
 
 
@@ -51,7 +52,7 @@ def load_parts(plan: Plan, model: nn.Module, weights: Weights = None) -> dict[st
 
     weights: a file, a folder of files, an id on the Hub, several of them; Reducers; or modules by name, which are used as they
     are, whatever model they were made for. What the plan does not use is left aside, but something of it must be used. Without
-    weights, the parts that ship serve the model they were trained on.
+    weights, a model's own parts serve it (`parts` of a re-identification model), else those that ship for the model.
     """
     methods = {step.method.name: step.method for step in plan.steps if step.method.part is not None}
     given = read(weights)
@@ -62,6 +63,8 @@ def load_parts(plan: Plan, model: nn.Module, weights: Weights = None) -> dict[st
         raise UserError(f"{sources}: weights for {' and '.join(given)}, but the plan {plan} does not use it")
     if not methods:
         return {}
+    own = _own(model)
+    given = {name: Given(own[name], "the model") for name in methods if name in own} | given
     here = origin(model) if any(name not in given or given[name].about for name in methods) else {}
     found = {}
     for name, method in methods.items():
@@ -224,11 +227,19 @@ def width_at(where: Where, model: nn.Module) -> int | None:
     if where.part == "llm":
         return vlm.decoder.width if vlm else None
     if vlm is None:
-        return width(open_tower(model))
+        tower = open_tower(model)
+        if where.part == "out" and tower.head is not None:
+            return tower.head_width
+        return width(tower) if tower.blocks else None
     return width(vlm.tower) if vlm.tower else None
 
 
 # -------------------------------------------------------------------------------------------------------------- details
+
+
+def _own(model: nn.Module) -> Mapping[str, nn.Module]:
+    parts: Any = getattr(model, "parts", None)
+    return dict(parts.items()) if isinstance(parts, nn.ModuleDict) else {}
 
 
 def _check_trainable(name: str, source: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -53,7 +54,7 @@ def check_method(method: str | Method | Callable[..., Reduction]) -> None:
     elif not isinstance(method, Method):
         method = describe(method)
     for view in (make_view(), make_view(grid=(5, 7), seed=1), make_view(merged=True, seed=2)):
-        for keep in (1, 2, view.n // 3, view.n - 1):
+        for keep in _budgets(method, view):
             for rest in ("drop", "merge", "fuse") if method.selects else ("drop",):
                 _check_one(method, view, keep, rest)
     _check_bf16(method)
@@ -62,21 +63,32 @@ def check_method(method: str | Method | Callable[..., Reduction]) -> None:
 def decide(method: Method, view: View, keep: int, rest: str = "drop") -> Reduction:
     """What the plumbing makes of the method's answer at this view; a part that is missing is a fresh one, in evaluation."""
     if method.part is not None and view.part is None:
-        view = replace(view, part=fresh_part(method, view.tokens.shape[2]))
+        view = replace(view, part=fresh_part(method, view.tokens.shape[2], view.n))
     if not view.place and hasattr(view.part, "places"):
         view = replace(view, place=view.part.places()[0])
     step = make_step(method, None, Budget.parse(str(keep)), {"rest": rest} if method.selects and rest != "drop" else {})
     return settle(view, method.decide(view, keep, **step.arguments()), rest)
 
 
-def fresh_part(method: Method, width: int, seed: int = 0) -> nn.Module:
-    """The method's trained module before any training, the same one each time, with no weight left at 0."""
+def fresh_part(method: Method, width: int, patches: int | None = None, seed: int = 0) -> nn.Module:
+    """The method's trained module before any training, the same one each time, with no weight left at 0.
+
+    patches: how many tokens it will see, for modules that are made for a number of them.
+    """
+    made_for = {"patches": patches} if patches and "patches" in inspect.signature(method.part).parameters else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        part: nn.Module = method.part(width=width)
+        part: nn.Module = method.part(width=width, **made_for)
         for parameter in part.parameters():
             nn.init.normal_(parameter, std=0.1)
     return part.eval()
+
+
+def _budgets(method: Method, view: View) -> tuple[int, ...]:
+    """How many tokens to ask for: any number, or the one that the method's module leaves."""
+    part = None if method.part is None else fresh_part(method, view.tokens.shape[2], view.n)
+    fixed = part.budget("") if method.mixes and part is not None else None  # type: ignore[operator]
+    return (1, 2, view.n // 3, view.n - 1) if fixed is None else (fixed,)
 
 
 def one_image(view: View, b: int) -> View:
@@ -108,10 +120,10 @@ def _check_one(method: Method, view: View, keep: int, rest: str) -> None:
     assert result.apply(view.tokens).shape == (batch, expected, view.tokens.shape[2]), f"{what}: wrong shape of the output"
     chosen = result.index[:, :keep]
     assert ((chosen >= 0) & (chosen < n)).all(), f"{what}: indices outside the tokens"
-    assert all(len(row.unique()) == len(row) for row in chosen), f"{what}: a token is chosen twice"
+    assert method.mixes or all(len(row.unique()) == len(row) for row in chosen), f"{what}: a token is chosen twice"
     if method.selects:
         assert (chosen.diff(dim=1) > 0).all(), f"{what}: indices are not in raster order"
-    _check_sizes(result, view, what)
+    _check_sizes(method, result, view, what)
     again = decide(method, view, keep, rest)
     assert torch.equal(result.index, again.index), f"{what}: another choice when asked again"
     for b in range(batch):
@@ -119,16 +131,16 @@ def _check_one(method: Method, view: View, keep: int, rest: str) -> None:
         assert torch.equal(alone.index[0], result.index[b]), f"{what}: an image's choice depends on its batch"
         torch.testing.assert_close(alone.as_weight()[0], result.as_weight()[b], msg=f"{what}: weights depend on the batch")
     groups = result.groups
-    assert torch.equal(groups.gather(1, chosen), torch.arange(chosen.shape[1]).expand_as(chosen)), (
+    assert method.mixes or torch.equal(groups.gather(1, chosen), torch.arange(chosen.shape[1]).expand_as(chosen)), (
         f"{what}: a token that stands for an output does not belong to it"
     )
 
 
-def _check_sizes(result: Reduction, view: View, what: str) -> None:
+def _check_sizes(method: Method, result: Reduction, view: View, what: str) -> None:
     weight, sizes = result.as_weight(), result.carry_sizes(view.sizes)
     assert torch.isfinite(weight).all(), f"{what}: weights are not finite"
     torch.testing.assert_close(weight.sum(-1), torch.ones(weight.shape[:2]), msg=f"{what}: weights of a token do not add to 1")
-    if result.weight is None:
+    if result.weight is None or method.mixes:
         return
     assert sizes is not None and (sizes > 0).all(), f"{what}: a merge without sizes"
     covered = (view.size() * (result.groups >= 0)).sum(-1)
@@ -138,6 +150,6 @@ def _check_sizes(result: Reduction, view: View, what: str) -> None:
 def _check_bf16(method: Method) -> None:
     view = make_view(dtype=torch.bfloat16, seed=3)
     for rest in ("drop", "merge", "fuse") if method.selects else ("drop",):
-        result = decide(method, view, 5, rest)
+        result = decide(method, view, _budgets(method, view)[-1] if method.mixes else 5, rest)
         out = result.apply(view.tokens)
         assert out.dtype == torch.bfloat16 and torch.isfinite(out).all(), f"{method.name}(rest={rest}): not safe in bf16"

@@ -1,7 +1,7 @@
 """The small trained models that ship with the package, so that everything runs on a fresh clone without a download.
 
 `sieve-vit-8` is a CLIP; `sieve-coca-8` is the same CLIP with a decoder that writes captions; `sieve-llava-8` is a LLaVA that
-answers questions, in a folder as transformers' from_pretrained reads it (`llava_path`). `register` tells open_clip of the first
+answers questions, in a folder as transformers' from_pretrained reads it (`llava_path`); `sieve-reid-6` re-identifies people. `register` tells open_clip of the first
 two architectures through open_clip's own API; from then on they are open_clip models like any other:
 
     register()
@@ -22,6 +22,7 @@ MODEL, PRETRAINED = "sieve-vit-8", "scenes-v1"
 CAPTIONER, CAPTIONER_PRETRAINED = "sieve-coca-8", "captions-v1"
 MODELS = {MODEL: (PRETRAINED,), CAPTIONER: (CAPTIONER_PRETRAINED,)}  # the weights that ship for each model
 LLAVA = "sieve-llava-8"
+REID, REID_PRETRAINED = "sieve-reid-6", "sieve-reid-6-pretrain"
 DATASET = "embedded"
 
 _FOLDER = Path(__file__).parent
@@ -63,6 +64,11 @@ def weights_path(tag: str = PRETRAINED) -> Path:
 def llava_path() -> Path:
     """The folder of the LLaVA, for transformers' `from_pretrained`."""
     return _FOLDER / LLAVA
+
+
+def reid_path(name: str = REID) -> Path:
+    """The folder of a re-identification model."""
+    return _FOLDER / name
 
 
 def card(tag: str = PRETRAINED) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class Method:
     check: Callable[[Mapping[str, Any]], None] | None = None  # raises UserError for values that make no sense
     budget: Callable[[Mapping[str, Any]], int] | None = None  # tokens kept when the plan does not say how many
     part: Any = None  # class of its trained module, made as Part(**settings); the method finds it in view.part
+    mixes: bool = False  # its output tokens are mixtures of many, so that no input token belongs to one of them
 
 
 REGISTRY: dict[str, Method] = {}
@@ -84,6 +85,7 @@ def describe(
     check: Callable[[Mapping[str, Any]], None] | None = None,
     budget: Callable[[Mapping[str, Any]], int] | None = None,
     part: Any = None,
+    mixes: bool = False,
 ) -> Method:
     """A Method from a function, without registering it."""
     unknown = set(needs) - set(NEEDS)
@@ -99,7 +101,7 @@ def describe(
     if selects:
         options["rest"] = Option(str, "drop", tuple(RESTS))
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
-    return Method(decide.__name__, decide, summary, paper, needs, selects, options, check, budget, part)
+    return Method(decide.__name__, decide, summary, paper, needs, selects, options, check, budget, part, mixes)
 
 
 def method(**about: Any) -> Callable[[Callable[..., Reduction]], Callable[..., Reduction]]:

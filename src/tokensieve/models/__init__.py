@@ -77,6 +77,11 @@ class Tower:
     project: Callable[[Tensor], Tensor]  # (B, N, D) -> (B, N, E): the image feature that each token alone would give
     pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where there is one
     per_token: bool = False  # its blocks are handed something for each token (rotary angles), which has to follow the cuts
+    head: nn.Module | None = None  # what sees the global feature and the projected tokens (B, 1+N, E); then @out is there
+    head_width: int = 0  # E
+    apart: str = ""  # why there are no blocks, where only @out can be cut
+    context: Callable[[], Mapping[str, Any]] = dict  # what the model tells methods of the batch under way
+    spread: Callable[[Tensor], Tensor] = lambda samples: samples  # numbers of samples -> of the rows of the batch under way
 
     @property
     def depth(self) -> int:
@@ -85,14 +90,14 @@ class Tower:
 
 def open_tower(model: nn.Module) -> Tower:
     """The vision tower of a model of any known family; Uncuttable, with the reason, where there is none."""
-    from tokensieve.models import hf, open_clip, timm
+    from tokensieve.models import hf, open_clip, reid, timm
 
     vlm = open_vlm(model)
     if vlm is not None:
         if vlm.tower is None:
             raise Uncuttable(f"{type(model).__name__}: {vlm.reason}")
         return vlm.tower
-    for family in (open_clip, timm, hf):
+    for family in (reid, open_clip, timm, hf):
         tower = family.open_tower(model)
         if tower is not None:
             return tower

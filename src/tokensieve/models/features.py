@@ -83,12 +83,20 @@ def _encoder(model: nn.Module, unscaled: bool) -> Callable[[Tensor], Tensor]:
             f"{type(model).__name__} is no model that makes features of images; known are open_clip models, "
             "Hugging Face CLIP, SigLIP, DINOv2, DINOv3 and ViT, and timm models"
         )
+    configured = getattr(getattr(net.config, "vision_config", None) or net.config, "image_size", None)
+    flexible = "interpolate_pos_encoding" in inspect.signature(net.forward).parameters
+
+    def resized(images: Tensor) -> dict[str, bool]:
+        """Images of another size than the configured one have their position embeddings interpolated."""
+        h, w = configured if isinstance(configured, (tuple, list)) else (configured, configured)
+        return {"interpolate_pos_encoding": True} if flexible and tuple(images.shape[-2:]) != (h, w) else {}
+
     if kind in ("vit", "deit"):
-        return lambda images: run(pixel_values=images).last_hidden_state[:, 0]
+        return lambda images: run(pixel_values=images, **resized(images)).last_hidden_state[:, 0]
     if kind.startswith("siglip2"):
         size = (getattr(net.config, "vision_config", None) or net.config).patch_size
         return lambda images: _pooled(run(**_patches(images, size)))
-    return lambda images: _pooled(run(pixel_values=images))
+    return lambda images: _pooled(run(pixel_values=images, **resized(images)))
 
 
 def _patches(images: Tensor, size: int) -> dict[str, Tensor | None]:

@@ -186,23 +186,32 @@ def no_text(model: str) -> Callable[[list[str]], Any]:
     return refuse
 
 
-def architecture(model: str, pretrained: str = "", image_size: int | None = None, model_type: str = "open_clip") -> Any:
-    """The bare model by its name, for measuring: no tokenizer, random weights if none are named, any image size."""
+def architecture(
+    model: str,
+    pretrained: str = "",
+    image_size: int | tuple[int, int] | None = None,
+    model_type: str = "open_clip",
+    cache_dir: str | None = None,
+) -> Any:
+    """The bare model by its name: no tokenizer, random weights if none are named, any image size."""
     from tokensieve.models import load_hf, load_timm
 
     if model_type == "hf":
+        assert not isinstance(image_size, tuple)  # its configurations have square images
         return load_hf.architecture(model, pretrained, image_size)
     check(model, pretrained, model_type)
     if model_type == "timm":
         with remarks():
-            return load_timm.create(model, pretrained, image_size=image_size)
+            return load_timm.create(model, pretrained, cache_dir, image_size)
     if model_type != "open_clip":
         raise UserError(f"--model_type {model_type} has no architectures to measure; use open_clip, hf or timm.")
     with remarks():
-        return _create(model, pretrained, image_size=image_size)[0]
+        return _create(model, pretrained, cache_dir, image_size)[0]
 
 
-def _create(model: str, pretrained: str, cache_dir: str | None = None, image_size: int | None = None) -> tuple[Any, Any]:
+def _create(
+    model: str, pretrained: str, cache_dir: str | None = None, image_size: int | tuple[int, int] | None = None
+) -> tuple[Any, Any]:
     import open_clip
 
     from tokensieve import embedded

@@ -6,6 +6,7 @@ ViT: for linear probes). Weights are float32. Images go through the model's own 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
@@ -91,6 +92,37 @@ def architecture(model: str, pretrained: str = "", image_size: int | None = None
         if named is not None:
             return named._from_config(config, dtype=torch.float32)
         return transformers.AutoModel.from_config(config, dtype=torch.float32, **_unpooled(config.model_type))
+
+
+def backbone(
+    model: str, pretrained: str, cache_dir: str | None, config: dict[str, Any]
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The vision part of a model, and its configuration; from that alone, with random weights, where it is given."""
+    import transformers
+
+    if config:
+        made = transformers.AutoConfig.for_model(**config)
+        kind = getattr(transformers, (made.architectures or [""])[0], transformers.AutoModel)
+        options = _unpooled(made.model_type)
+        with remarks(), quiet():
+            make = kind._from_config if kind is not transformers.AutoModel else kind.from_config
+            return _without_text(make(made, dtype=torch.float32, **options)), config
+    if model in ARCHITECTURES and not os.path.isdir(model):
+        found = architecture(model, pretrained)
+    else:
+        check(model, pretrained)
+        where = _where(model, pretrained, cache_dir)
+        with remarks(), quiet(), explained(model, pretrained):
+            found = _build(model, _config(model, where), where)
+    made = found.config.to_dict() | {"architectures": [type(found).__name__], "model_type": found.config.model_type}
+    return _without_text(found), json.loads(json.dumps(made, default=str))
+
+
+def _without_text(model: Any) -> Any:
+    for name in ("text_model", "text_projection"):
+        if hasattr(model, name):
+            delattr(model, name)
+    return model
 
 
 def _where(model: str, pretrained: str, cache_dir: str | None) -> dict[str, Any]:

@@ -62,8 +62,14 @@ def load(model: str, pretrained: str, cache_dir: str | None, device: torch.devic
     return Loaded(built, transform, no_text(model), identity(built, transform), notes)
 
 
-def create(model: str, pretrained: str, cache_dir: str | None = None, image_size: int | None = None) -> Any:
-    """The bare model in training mode, without its classifier."""
+def create(
+    model: str,
+    pretrained: str,
+    cache_dir: str | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    **arguments: Any,
+) -> Any:
+    """The bare model in training mode, without its classifier. arguments: more for timm.create_model."""
     import timm
 
     from_file = os.path.isfile(pretrained)
@@ -71,14 +77,15 @@ def create(model: str, pretrained: str, cache_dir: str | None = None, image_size
     fetched = "." in name or name.startswith(SCHEMAS)
     if fetched:
         _ask_hub_only_if_there(name, cache_dir)
-    options: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+    options: dict[str, Any] = arguments if image_size is None else {"img_size": image_size, **arguments}
     with explained(model, pretrained):
         try:
             built: Any = timm.create_model(name, pretrained=fetched, cache_dir=cache_dir, num_classes=0, **options)
         except TypeError as error:
             if image_size is None:
                 raise
-            raise UserError(f"--image_size {image_size}: {model} has no image size that could be set.") from error
+            told = f"the image size {image_size}" + (f" and {arguments}" if arguments else "")
+            raise UserError(f"{model} cannot be made with {told}: {error}") from error
         if from_file:
             heads = built.pretrained_cfg.get("classifier") or ()
             heads = tuple(f"{head}." for head in ((heads,) if isinstance(heads, str) else heads))

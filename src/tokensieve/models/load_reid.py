@@ -1,0 +1,102 @@
+"""Re-identification models on the disk: a folder with config.json (Settings) and model.safetensors; and the one that ships."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokensieve import embedded
+from tokensieve.errors import UserError, did_you_mean
+from tokensieve.models.load import Loaded, identity, no_text
+from tokensieve.models.reid import ReidModel, Settings, build
+
+EMBEDDED = embedded.REID
+PRETRAINED = embedded.REID_PRETRAINED  # the backbone that EMBEDDED began with
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMAT = "tokensieve reid 1"
+
+
+@dataclass
+class LoadedReid(Loaded):
+    """A re-identification model; its transform takes Pillow images by modality."""
+
+
+def place(name: str) -> Path:
+    """The folder of a model: one of ours by its name, or the user's."""
+    return embedded.reid_path(name) if name in (EMBEDDED, PRETRAINED) else Path(name)
+
+
+def is_model(name: str) -> bool:
+    """Whether this names one of our models."""
+    if not name:
+        return False
+    try:
+        return json.loads((place(name) / CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def check(name: str) -> None:
+    """A UserError unless there is such a model."""
+    if is_model(name):
+        return
+    known = [EMBEDDED, PRETRAINED]
+    what = "holds no re-identification model (config.json, model.safetensors)" if Path(name).is_dir() else "is no folder"
+    raise UserError(
+        f"--model {name} {what}; give the folder of a training (tokensieve train configs/embedded_reid.yml), or "
+        f"{EMBEDDED}.{did_you_mean(name, known)}"
+    )
+
+
+def save(model: ReidModel, folder: Path, half: bool = False) -> None:
+    """Write the model, each file whole or not at all. half: weights in 16 bits, for those that ship."""
+    from safetensors.torch import save as pack
+
+    from tokensieve.results import write_bytes, write_json
+
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    if half:
+        state = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / WEIGHTS, pack(state))
+    write_json(folder / CONFIG, {"format": FORMAT, **model.settings.to_json()})
+
+
+def read(name: str) -> ReidModel:
+    """The model in evaluation mode on the CPU; a UserError if it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    check(name)
+    folder = place(name)
+    told: Mapping[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    try:
+        settings = Settings.read({key: value for key, value in told.items() if key != "format"})
+        model = build(settings)
+        state = {
+            key: value.float() if value.is_floating_point() else value for key, value in load_file(folder / WEIGHTS).items()
+        }
+        model.load_state_dict(state)
+    except UserError:
+        raise
+    except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split())[:160]
+        raise UserError(f"{name}: damaged, or of another version ({said})") from None
+    if not all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point()):
+        raise UserError(f"{name}: its weights hold NaN or infinity; train it again with a lower learning rate")
+    return model.eval()
+
+
+def load(name: str, device: torch.device | str = "cpu") -> LoadedReid:
+    """A model by its name or its folder."""
+    from tokensieve.data.reid_batches import Plain
+
+    model = read(name).to(device)
+    settings = model.settings
+    transform: Any = Plain(settings.image_size, settings.mean, settings.std)
+    return LoadedReid(model, transform, no_text(name), identity(model, transform))
