@@ -7,13 +7,15 @@ conversion would cut everything above 255). The EXIF rotation is not applied, si
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 from PIL import Image
 
 MAX_PIXELS = 100_000_000
+T = TypeVar("T")
 
 
 class BrokenImage(ValueError):
@@ -22,6 +24,11 @@ class BrokenImage(ValueError):
 
 def open_image(source: str | Path | BinaryIO) -> Image.Image:
     """The image in RGB; BrokenImage if it is damaged or too large."""
+    return decode(source, _rgb)
+
+
+def decode(source: str | Path | BinaryIO, convert: Callable[[Image.Image], T]) -> T:
+    """What `convert` makes of the image as it is stored; BrokenImage if it is damaged or too large."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, on sizes and palettes: both are settled here
@@ -29,7 +36,7 @@ def open_image(source: str | Path | BinaryIO) -> Image.Image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
                     raise BrokenImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
-                return _rgb(image)
+                return convert(image)
     except Image.DecompressionBombError as error:
         raise BrokenImage(str(error)) from error
     except (OSError, SyntaxError, EOFError) as error:  # SyntaxError is Pillow's word for a damaged header
