@@ -419,14 +419,14 @@ def schema_of(document: validation.Document) -> type[Training]:
     task = document.data.get("task")
     if task in TASKS:
         return TASKS[task]
-    if task is None and any(nearest(str(key), PRUNING) for key in document.data):
-        from tokensieve.config_pruning import PruningTraining
-
-        return PruningTraining
     if task is None and any(nearest(str(key), REID) for key in document.data):
         from tokensieve.config_reid import ReidTraining
 
         return ReidTraining
+    if task is None and any(nearest(str(key), PRUNING) for key in document.data):
+        from tokensieve.config_pruning import PruningTraining
+
+        return PruningTraining
     options = f"{', '.join(TASKS)}; or write method_settings, or MODEL"
     if "task" not in document.data:
         raise validation.Mistakes(document.path, [document.mistake(("task",), f"missing; one of {options}")])

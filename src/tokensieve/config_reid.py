@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from tokensieve.config import Count, Fraction, Objective, Search, Section, Training
+from tokensieve.errors import UserError
 
 Weight = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
@@ -28,7 +29,7 @@ class Model(Section):
     """The vision transformer, the reduction after or inside it, and the losses."""
 
     USE_SDTPS: bool = True
-    SDTPS_SPARSE_RATIO: Share = 0.5
+    SDTPS_SPARSE_RATIO: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Part of the patches that is selected."""
     SDTPS_AGGR_RATIO: Share = 0.4
     """Part of the selected ones that is left after aggregation."""
@@ -224,11 +225,15 @@ class ReidTraining(Training):
         return self
 
     def outside(self) -> Iterator[tuple[str, str]]:
-        """What of the data set is missing or misnamed."""
+        """A data set that cannot be read, with what of it is missing or misnamed; the embedded ones are drawn when needed."""
         from tokensieve.data import reid
 
-        for told in reid.check(self.DATASETS.NAMES, self.DATASETS.ROOT_DIR):
-            yield "DATASETS.ROOT_DIR", told
+        given = self.DATASETS
+        if given.NAMES not in reid.EMBEDDED:
+            try:
+                reid.load(given.NAMES, given.ROOT_DIR, "train", given.VAL_IDENTITIES, self.MODEL.MODALITIES)
+            except UserError as error:
+                yield "DATASETS", str(error)
 
     def recipe(self) -> dict[str, Any]:
         """What decides the result: all of the file but where and how the work is done."""

@@ -21,6 +21,7 @@ TASKS = {
     "llava": ("tokensieve.training.llava", "LlavaLearner"),
     "learned_selector": ("tokensieve.training.selector", "SelectorLearner"),
     "pruning": ("tokensieve.training.pruning", "PruningLearner"),
+    "reid": ("tokensieve.training.reid", "ReidLearner"),
 }
 
 
@@ -34,8 +35,8 @@ def run(
     """Train or search what the file (or a section of it that was read already) describes; the folder where all of it is.
 
     The last evaluation goes to result.json; a learner that keeps the best weights instead writes there what those reach. One
-    that counts its steps itself, say from the size of its data, has `steps`; else the section says them, as it says how often
-    to save and to evaluate. report: see `loop.train`.
+    that counts its steps itself, say from the size of its data, has `steps`, and may have `checkpoint_every` and
+    `evaluate_every`; else the section says them. report: see `loop.train`.
     """
     check_launcher(os.environ)
     if isinstance(config, (str, Path)):
@@ -74,13 +75,16 @@ def _train(
     from tokensieve import results
     from tokensieve.training import loop
 
+    def said(name: str) -> Any:
+        return getattr(learner, name, None) or getattr(config, name, None)
+
     world = loop.processes(learner)
     evaluation = loop.train(
         learner,
         folder,
-        steps=getattr(learner, "steps", None) or config.steps,
-        checkpoint_every=config.checkpoint_every,
-        evaluate_every=getattr(config, "evaluate_every", None),
+        steps=said("steps"),
+        checkpoint_every=said("checkpoint_every"),
+        evaluate_every=said("evaluate_every"),
         resume=resume,
         quiet=quiet,
         report=report,
