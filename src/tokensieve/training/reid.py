@@ -59,6 +59,7 @@ class ReidLearner:
         self.model = reid.build(self._settings(), config.MODEL.PRETRAINED).to(self.device).train()
         self._check_stride()
         self.handle = Handle(self.model, Plan.parse(config.MODEL.plan), self.how.SEED, parts=self.model.parts)
+        self.norms: list[Any] = [module for module in self.model.modules() if isinstance(module, nn.BatchNorm1d)]
         self.optimizer = self._optimizer()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.accelerator.mixed_precision == "fp16")
         self.batches = self._batches_from(0)
@@ -66,7 +67,7 @@ class ReidLearner:
         self.seconds = 0.0
         self.broken = 0  # objects of this process that another one replaced, since their images could not be read
         self._batches: Iterator[tuple[Inputs, Tensor, list[str]]] | None = None
-        self._seen: list[tuple[list[int], Inputs]] | None = None  # the validation batches, where they are held in memory
+        self.views = None if self.val_data is None else self._views(self.val_data)
 
     # --- what it is made of ---------------------------------------------------------------------------------------
 
@@ -227,7 +228,7 @@ class ReidLearner:
             nn.utils.clip_grad_norm_(weights, self.how.CLIP)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        average([b for b in self.model.buffers() if b.is_floating_point()], processes)
+        average([statistic for norm in self.norms for statistic in (norm.running_mean, norm.running_var)], processes)
 
     # --- its state ------------------------------------------------------------------------------------------------
 
@@ -267,8 +268,7 @@ class ReidLearner:
         found = self.val_data
         if found is None:
             return None
-        world = loop.processes(self)
-        told = [pair for one in world.everyone(self._encoded(found)) for pair in one]
+        told = [pair for one in loop.processes(self).everyone(self._encoded()) for pair in one]
         told.sort(key=lambda pair: pair[0])
         broken, n = len(found.shots) - len(told), len(found.shots)
         given = self.config.DATALOADER
@@ -285,13 +285,17 @@ class ReidLearner:
         return numbers | {"queries": len(told) - ranked.left_out, "unreadable": broken}
 
     @torch.no_grad()
-    def _encoded(self, found: data.ReidData) -> list[tuple[int, Tensor]]:
+    def _encoded(self) -> list[tuple[int, Tensor]]:
         """Numbers and features of this process's part of the validation objects; those that can be read."""
+        assert self.views is not None
         told: list[tuple[int, Tensor]] = []
+        given = self.config.DATALOADER
         self.model.eval()
         try:
             with self.handle, self.accelerator.autocast():
-                for numbers, inputs in self._looked_at(found):
+                for numbers, inputs in read_ahead(self.views, 0 if given.KEEP_IN_MEMORY else given.NUM_WORKERS):
+                    if not numbers:
+                        continue
                     self.handle.samples = torch.tensor(numbers)
                     features = self.model.encode(self._here(inputs)).float().cpu()
                     told += zip(numbers, features, strict=True)
@@ -299,47 +303,45 @@ class ReidLearner:
             self.model.train()
         return told
 
-    def _looked_at(self, found: data.ReidData) -> Iterator[tuple[list[int], Inputs]]:
-        """The batches of this process's part of the validation objects."""
-        if self._seen is not None:
-            yield from self._seen
-            return
+    def _views(self, found: data.ReidData) -> Views:
+        """This process's part of the validation objects."""
         seen, a, given = self.config.INPUT, self.accelerator, self.config.DATALOADER
+        mine = range(a.process_index, len(found), a.num_processes)
         plain = Plain(seen.SIZE, seen.PIXEL_MEAN, seen.PIXEL_STD)
-        mine = list(range(a.process_index, len(found.shots), a.num_processes))
-        views = Views(found, plain, mine, self.config.TEST.IMS_PER_BATCH, self.config.MODEL.MODALITIES)
-        held = []
-        for numbers, inputs in read_ahead(views, given.NUM_WORKERS):
-            if numbers:
-                held.append((numbers, inputs))
-                yield numbers, inputs
-        if given.KEEP_IN_MEMORY:
-            self._seen = held
+        return Views(found, plain, list(mine), self.config.TEST.IMS_PER_BATCH, given.KEEP_IN_MEMORY)
 
 
 class Views(Dataset[tuple[list[int], Inputs]]):
     """Item i is the i-th batch of these objects, as they are looked at in a test; what cannot be read is not in it."""
 
-    def __init__(
-        self, found: data.ReidData, transform: Plain, numbers: list[int], size: int, modalities: tuple[str, ...]
-    ) -> None:
-        self.found, self.transform, self.modalities = found, transform, modalities
+    def __init__(self, found: data.ReidData, plain: Plain, numbers: list[int], size: int, keep_in_memory: bool) -> None:
+        self.found, self.plain = found, plain
         self.parts = [numbers[i : i + size] for i in range(0, len(numbers), size)]
+        self._kept: dict[int, dict[str, np.ndarray]] | None = {} if keep_in_memory else None
 
     def __len__(self) -> int:
         return len(self.parts)
 
     def __getitem__(self, index: int) -> tuple[list[int], Inputs]:
-        numbers, images = [], []
+        numbers, objects = [], []
         for number in self.parts[index]:
             try:
-                images.append(self.transform(self.found.read(number, self.modalities)))
-                numbers.append(number)
+                images = self._read(number)
             except BrokenImage:
-                pass
-        if not numbers:
-            return [], {}
-        return numbers, inputs_of(images, [self.found.shots[number].camera for number in numbers])
+                continue
+            numbers.append(number)
+            objects.append({modality: self.plain.normalised(pixels) for modality, pixels in images.items()})
+        cameras = [self.found.shots[number].camera for number in numbers]
+        return numbers, inputs_of(objects, cameras) if numbers else {}
+
+    def _read(self, number: int) -> dict[str, np.ndarray]:
+        """The images of an object, resized; of one that is kept, as they were read before."""
+        known = None if self._kept is None else self._kept.get(number)
+        if known is None:
+            known = {modality: self.plain.resized(image) for modality, image in self.found.read(number).items()}
+            if self._kept is not None:
+                self._kept[number] = known
+        return known
 
 
 # ------------------------------------------------------------------------------------------------------ after the last step
