@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +24,7 @@ from PIL import Image
 
 from tokensieve.errors import UserError, did_you_mean
 
-VERSION = 1  # of the drawing: a folder drawn by another version is drawn again
+VERSION = 1  # of the drawing: to be raised whenever a picture changes
 HEIGHT, WIDTH = 128, 64  # of every picture, in pixels
 CAMERAS = 4
 MODALITIES = ("RGB", "NI", "TI")
@@ -187,6 +188,7 @@ def _random_person(rng: np.random.Generator) -> Person:
     )
 
 
+@cache
 def person(pid: int) -> Person:
     """The person of a pid, the same on every machine."""
     return _random_person(np.random.default_rng([VERSION, 0, pid]))
@@ -219,7 +221,10 @@ class _Canvas:
         if left >= right or top >= bottom:
             return
         x, y = _ACROSS[left:right], _DOWN[top:bottom]
-        alpha = np.clip(0.5 - distance(x, y) / soft, 0, 1)
+        alpha = distance(x, y)
+        alpha *= -1 / soft
+        alpha += 0.5
+        np.minimum(np.maximum(alpha, 0, out=alpha), 1, out=alpha)
         values = fill(x, y) if callable(fill) else fill[:, None, None]
         there = self.pixels[channels, top:bottom, left:right]
         there += alpha * (values - there)
@@ -249,8 +254,10 @@ class _Canvas:
         square = dx * dx + dy * dy or 1.0
 
         def distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-            along = np.clip((x - a[0]) * (dx / square) + (y - a[1]) * (dy / square), 0, 1)
-            return np.hypot(x - a[0] - along * dx, y - a[1] - along * dy) - (radius + (end - radius) * along)
+            x, y = x - a[0], y - a[1]
+            along = np.minimum(np.maximum(x * (dx / square) + y * (dy / square), 0), 1)
+            x, y = x - along * dx, y - along * dy
+            return np.sqrt(x * x + y * y) - (radius + (end - radius) * along)
 
         wide = max(radius, end)
         box = (min(a[0], b[0]) - wide, min(a[1], b[1]) - wide, max(a[0], b[0]) + wide, max(a[1], b[1]) + wide)
@@ -267,7 +274,7 @@ class _Canvas:
         small = min(half)
 
         def distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-            return (np.hypot((x - centre[0]) / half[0], (y - centre[1]) / half[1]) - 1) * small
+            return (np.sqrt(((x - centre[0]) / half[0]) ** 2 + ((y - centre[1]) / half[1]) ** 2) - 1) * small
 
         reach = soft / 2 * max(half) / small
         box = (
@@ -473,20 +480,29 @@ class _Body:
         else:
             self.rectangle(-0.17, top, -0.06, bottom, fill, grow=1.5)
 
+    def hair(self) -> np.ndarray:
+        return _values(self.who.hair, 0.25 + 0.5 * float(self.who.hair.mean()), 0.62, self.mask)
+
+    def long_hair(self) -> None:
+        if self.who.hair_style == "long":
+            radius = 0.066 * self.who.head
+            middle = self.at(-0.018 if self.side else 0, radius * 1.6)
+            half = (self.length(radius) * (0.9 if self.side else 1.12), self.length(radius) * 1.6)
+            self.canvas.ellipse(middle, half, self.hair())
+
     def head(self) -> None:
         who = self.who
         radius = 0.066 * who.head
         wide, high = self.length(radius * 0.86), self.length(radius)
-        hair = _values(who.hair, 0.25 + 0.5 * float(who.hair.mean()), 0.62, self.mask)
+        hair = self.hair()
         u = 0.012 if self.side else 0.0
         self.canvas.capsule(
             self.at(0, radius * 1.5), self.at(0, self.shoulder + 0.01), wide * 0.5, wide * 0.55, self.bare(0.85)
         )
         centre = self.at(u, radius)
-        if who.hair_style == "long":  # behind the face, down to the shoulders
-            behind = self.at(u - (0.03 if self.side else 0), radius * 1.5)
-            self.canvas.ellipse(behind, (wide * (1.05 if self.side else 1.25), high * 1.55), hair)
-        cover = hair if who.hair_style not in ("hood",) else self.cloth(who.hat)
+        if self.pose.view != "front":
+            self.long_hair()
+        cover = hair if who.hair_style != "hood" else self.cloth(who.hat)
         bald = who.hair_style == "bald"
         if self.pose.view == "back" and not bald:
             self.canvas.ellipse(centre, (wide * 1.05, high * 1.03), cover)
@@ -525,6 +541,8 @@ class _Body:
         self.leg(near, 1.0)
         if packed and self.side:
             self.backpack()
+        if self.pose.view == "front":  # the body stands before it
+            self.long_hair()
         self.torso()
         if packed and not self.side:
             self.backpack()
@@ -711,10 +729,10 @@ class Camera:
 
 
 CAMERA: tuple[Camera, ...] = (
-    Camera(_street, (1.06, 1.0, 0.92), 1.05, 0.06, (102, 116), 0.03, 1.0, 1.0, ((0, 0), (0, 0))),
-    Camera(_park, (0.92, 1.02, 1.0), 0.85, 0.16, (94, 108), -0.05, 0.85, 0.9, ((0, 1), (0, 0))),
-    Camera(_car_park, (0.88, 0.96, 1.14), 1.15, 0.1, (98, 114), 0.06, 1.1, 1.1, ((0, 0), (1, 0))),
-    Camera(_hall, (1.14, 1.0, 0.8), 0.95, 0.2, (106, 120), -0.02, 0.95, 0.85, ((0, 0), (0, -1))),
+    Camera(_street, (1.06, 1.0, 0.92), 1.05, 0.06, (96, 110), 0.03, 1.0, 1.0, ((0, 0), (0, 0))),
+    Camera(_park, (0.92, 1.02, 1.0), 0.85, 0.16, (88, 102), -0.05, 0.85, 0.9, ((0, 1), (0, 0))),
+    Camera(_car_park, (0.88, 0.96, 1.14), 1.15, 0.1, (92, 108), 0.06, 1.1, 1.1, ((0, 0), (1, 0))),
+    Camera(_hall, (1.14, 1.0, 0.8), 0.95, 0.2, (100, 114), -0.02, 0.95, 0.85, ((0, 0), (0, -1))),
 )
 
 RGB_BAD, NI_BAD, TI_BAD = 0.30, 0.15, 0.20  # share of the shots in which a modality shows (nearly) nothing
@@ -758,7 +776,7 @@ def _pose(rng: np.random.Generator, camera: Camera) -> Pose:
         phase=float(rng.uniform(0, 2 * math.pi)),
         size=float(rng.uniform(*camera.size)),
         centre=WIDTH / 2 + float(np.clip(rng.normal(0, 4), -8, 8)),
-        feet=float(rng.uniform(119, 127)),
+        feet=float(rng.uniform(115, 126)),
         lean=camera.lean + float(rng.normal(0, 0.02)),
     )
 
@@ -860,7 +878,7 @@ def draw(pid: int, camera: int, shot: int) -> Drawing:
         near = near * (1 - veil) + veil
     near = near + noise[_NEAR] * 0.025
 
-    heat = _blurred(_blurred(pixels[_HEAT], 0.15), 0.15)
+    heat = _blurred(pixels[_HEAT], 0.25)
     if light.heat == "hot day":  # everything is as warm as a body
         heat = 0.62 + (heat - 0.5) * rng.uniform(0.06, 0.12) + _blurred(_texture(rng, 1), 0.2) * 0.03
     heat = (heat - 0.5) * eye.heat_gain * rng.uniform(0.8, 1.1) + 0.48 + rng.normal(0, 0.04) + noise[_HEAT] * 0.015
@@ -933,33 +951,43 @@ def cache_folder() -> Path:
     """Where drawn files are kept: $TOKENSIEVE_CACHE, else tokensieve under the user's cache folder."""
     if os.environ.get("TOKENSIEVE_CACHE"):
         return Path(os.environ["TOKENSIEVE_CACHE"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokensieve"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokensieve"
+    except RuntimeError as error:
+        raise UserError("this user has no home folder: set TOKENSIEVE_CACHE to a folder that can be written") from error
 
 
 def folder(name: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of a drawn data set (under `root`, else the cache folder), drawn on first use, whole or not at all."""
+    """The folder of a drawn data set (under `root`, else the cache folder), drawn on first use, whole or not at all.
+
+    Its name ends in the version, so that another version's drawing stays whole for whoever reads it.
+    """
     _parts(name)
     parent = Path(root) if root is not None else cache_folder()
-    final = parent / name
+    final = parent / f"{name}-v{VERSION}"
     if _is_whole(final, name):
         return final
     try:
-        if final.exists() and not (final / MANIFEST).exists() and any(final.iterdir()):
-            raise UserError(f"{final} holds files that are not a drawing of {name}: move it away, or choose another folder")
         parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=parent, ignore_cleanup_errors=True) as scratch:
-            drawn = Path(scratch) / "drawn"
+        _sweep(parent, f".{final.name}-")
+        with tempfile.TemporaryDirectory(prefix=f".{final.name}-", dir=parent, ignore_cleanup_errors=True) as scratch:
+            drawn = Path(scratch) / "new"
             write(drawn, name)
-            while not _is_whole(final, name):  # another process may have been faster
-                if final.exists():  # of another version, or files are missing
-                    shutil.rmtree(Path(scratch) / "old", ignore_errors=True)
-                    os.replace(final, Path(scratch) / "old")
+            if not _is_whole(final, name):  # no other process was faster
+                if final.exists():  # files are missing
+                    os.rename(final, Path(scratch) / "old")
                 os.rename(drawn, final)
     except OSError as error:
-        if _is_whole(final, name):
-            return final
-        raise UserError(
-            f"cannot write the drawn data set {name} to {final} ({error.strerror or error}); "
-            f"set TOKENSIEVE_CACHE to a folder that can be written"
-        ) from error
+        if not _is_whole(final, name):  # another process was faster by a hair
+            raise UserError(
+                f"cannot write the drawn data set {name} to {final} ({error.strerror or error}): "
+                f"{'choose' if root is not None else 'set TOKENSIEVE_CACHE to'} a folder that can be written"
+            ) from error
     return final
+
+
+def _sweep(parent: Path, prefix: str) -> None:
+    """Remove what drawings that were killed more than a day ago have left."""
+    for left in parent.glob(f"{prefix}*"):
+        if time.time() - left.stat().st_mtime > 24 * 3600:
+            shutil.rmtree(left, ignore_errors=True)
