@@ -16,7 +16,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -52,7 +52,7 @@ ADVICE = {
 class Layout:
     """How a data set lies in its folder, and how its files are named."""
 
-    splits: Mapping[str, str]  # train, query, gallery: their folders
+    splits: Mapping[str, str]  # train, query, gallery (or some of them): their folders
     folders: Mapping[str, str]  # modality: the folder of its files; none: a file is a strip of all modalities
     pattern: re.Pattern[str]  # of a file's name: pid, camera and, if there is one, scene
     cameras: int  # of the published data set
@@ -87,7 +87,8 @@ LAYOUTS = {
         first_camera=0,
         by_identity=True,
     ),
-    **dict.fromkeys(EMBEDDED, _PEOPLE),
+    "embedded-reid": _PEOPLE,
+    "embedded-reid-pretrain": replace(_PEOPLE, splits={"train": "train_171"}),
 }
 
 
@@ -165,12 +166,13 @@ def load(
     modalities: a shot that lacks one of them is left out; the `notes` of what is returned say how many were.
     """
     layout = _layout(name)
-    if split not in SPLITS:
-        raise UserError(f"{name} has no split {split!r}: there are {', '.join(SPLITS)}.{_near(split, SPLITS)}")
+    splits = [known for known in SPLITS if known in (*layout.splits, "val")]
+    if split not in splits:
+        raise UserError(f"{name} has no split {split!r}: there are {', '.join(splits)}.{_near(split, splits)}")
     if not modalities or (unknown := [m for m in modalities if m not in MODALITIES]):
         raise UserError(f"there is no modality {unknown[0] if modalities else ''!r}: known are {', '.join(MODALITIES)}.")
     folder = folder_of(name, root)
-    scans = _scan_all(layout, folder)
+    scans = _scan_all(name, folder)
     scan = scans[layout.splits["train" if split == "val" else split]]
     shots = [shot for shot in scan.shots if all(m in shot.files for m in modalities)]
     if not shots:
@@ -191,8 +193,7 @@ def load(
 
 def check(name: str, root: str | os.PathLike[str] | None = ROOT) -> list[str]:
     """All that is missing or misnamed, a sentence for each kind of fault, with how many there are and some examples."""
-    layout = _layout(name)
-    return _faults(layout, _scan_all(layout, folder_of(name, root)))
+    return _faults(_layout(name), _scan_all(name, folder_of(name, root)))
 
 
 def folder_of(name: str, root: str | os.PathLike[str] | None = ROOT) -> Path:
@@ -242,9 +243,13 @@ class _Scan:
     junk: int = 0
 
 
-def _scan_all(layout: Layout, folder: Path) -> dict[str, _Scan]:
+def _scan_all(name: str, folder: Path) -> dict[str, _Scan]:
     """The scans of the splits' folders; what two splits share is scanned once."""
-    return {inside: _scan(layout, folder, inside) for inside in dict.fromkeys(layout.splits.values())}
+    layout = LAYOUTS[name]
+    scans = {inside: _scan(layout, folder, inside) for inside in dict.fromkeys(layout.splits.values())}
+    if not any(scan.there for scan in scans.values()) and _near(name, _inside(folder, folders=True)):
+        scans[layout.splits["train"]].missing.append(_missing(folder, name))
+    return scans
 
 
 def _scan(layout: Layout, folder: Path, split: str) -> _Scan:
@@ -304,7 +309,9 @@ def _faults(layout: Layout, scans: Mapping[str, _Scan]) -> list[str]:
         if not layout.folders:
             faults[f"strips that are not {STRIP[0]} x {STRIP[1]} pixels"] += filter(None, map(_odd_strip, scan.shots))
     faults["splits without a shot"] = [inside for inside, scan in scans.items() if scan.there and not scan.shots]
-    train, query, gallery = (scans[layout.splits[split]].shots for split in ("train", "query", "gallery"))
+    train, query, gallery = (
+        scans[layout.splits[split]].shots if split in layout.splits else [] for split in ("train", "query", "gallery")
+    )
     both = {shot.pid for shot in train} & {shot.pid for shot in (*query, *gallery)}
     faults["identities both in training and test"] = list(map(str, sorted(both)))
     groups: dict[int, set[int | None]] = defaultdict(set)  # identity: where the gallery shows it

@@ -43,7 +43,8 @@ class Plain:
 
     def normalised(self, pixels: np.ndarray) -> Tensor:
         """(h, w, 3), uint8 -> (3, h, w), float."""
-        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).float() * self._scale + self._shift
+        channels = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        return channels.float().mul_(self._scale).add_(self._shift)
 
 
 class Augment(Plain):
