@@ -286,7 +286,11 @@ class _Canvas:
         self._paint(box, distance, fill, channels, soft)
 
     def box(self, left: float, top: float, right: float, bottom: float, fill: np.ndarray | _Fill, grow: float = 0.0) -> None:
-        self.polygon([(left, top), (right, top), (right, bottom), (left, bottom)], fill, grow=grow)
+        def distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+            across = np.maximum(left - x, x - right)
+            return np.maximum(across, np.maximum(top - y, y - bottom)) - grow
+
+        self._paint((left - grow, top - grow, right + grow, bottom + grow), distance, fill, _EVERYTHING)
 
 
 def _values(colour: np.ndarray, near: float, heat: float, mask: float) -> np.ndarray:
@@ -808,9 +812,16 @@ def _hide(rng: np.random.Generator, canvas: _Canvas, camera: Camera, pose: Pose)
 
 def _blurred(pixels: np.ndarray, share: float) -> np.ndarray:
     """Each pixel gives a share of its light to each of its four neighbours, along and across: (..., h, w)."""
-    padded = np.pad(pixels, [(0, 0)] * (pixels.ndim - 2) + [(1, 1), (1, 1)], mode="edge")
-    down = padded[..., 1:-1, :] * (1 - 2 * share) + (padded[..., :-2, :] + padded[..., 2:, :]) * share
-    return down[..., 1:-1] * (1 - 2 * share) + (down[..., :-2] + down[..., 2:]) * share
+    for axis in (-2, -1):
+        along = np.moveaxis(pixels, axis, 0)
+        mixed = along * (1 - 2 * share)
+        light = along * share
+        mixed[1:] += light[:-1]
+        mixed[:-1] += light[1:]
+        mixed[0] += light[0]
+        mixed[-1] += light[-1]
+        pixels = np.moveaxis(mixed, 0, axis)
+    return pixels
 
 
 def _shifted(plane: np.ndarray, down: int, across: int) -> np.ndarray:
