@@ -377,12 +377,26 @@ def _search_flags(parser: Parser) -> None:
 
 def _show_flags(parser: Parser) -> None:
     parser.add_argument(
-        "images", nargs="+", metavar="IMAGE", help="image files, or embedded:N for a scene of the embedded test set"
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="image files, or embedded:N for a scene of the embedded test set; of re-identification queries of data sets "
+        "(embedded-reid:N, RGBNT201:N, ...), or the files of an object: RGB=FILE NI=FILE TI=FILE",
     )
-    parser.add_argument("--plan", metavar="PLAN", help="default: anchor(k=10,m=50,alpha=0.5)")
+    parser.add_argument(
+        "--plan",
+        metavar="PLAN",
+        help="default: anchor(k=10,m=50,alpha=0.5); of re-identification what the model was trained with",
+    )
     parser.add_argument("--compare", nargs="+", default=[], metavar="PLAN", help="more plans, side by side")
     parser.add_argument("--question", metavar="TEXT", help="ask a vision-language model this, and tell its answers too")
-    parser.add_argument("--model", metavar="NAME", help="default: the embedded one")
+    parser.add_argument("--gallery", action="store_true", help="of re-identification: whom a query finds in the gallery")
+    parser.add_argument("--ranks", type=count(1), default=10, metavar="N", help="with --gallery: so many (default: 10)")
+    parser.add_argument("--modalities", metavar="RGB,TI", help="of re-identification: only these (default: all of the model)")
+    parser.add_argument("--dataset_root", default="root", metavar="DIR", help="folder of a re-identification data set")
+    parser.add_argument(
+        "--model", metavar="NAME", help="default: the embedded one; of re-identification also the folder of a training"
+    )
     parser.add_argument("--pretrained", metavar="TAG", help="weights of the model")
     _model_type_flag(parser)
     _weights_flag(parser)

@@ -34,10 +34,13 @@ from tokensieve.geometry import Frame, find_frame
 if TYPE_CHECKING:
     from tokensieve.handle import Handle
 
-GONE, DROPPED, MERGED, PICKED, ANCHOR = range(5)  # states of a patch at a cut: lost earlier, lost here, or going on
+# States of a patch at a cut: lost earlier, lost here, or going on. Where a method chooses patches and then mixes all of them in
+# each of its tokens, those that it chose are MIXED, and those that it sums up in one more token are FOLDED.
+GONE, DROPPED, MERGED, PICKED, ANCHOR, FOLDED, MIXED = range(7)
 
 # Colours that differ for every common kind of colour blindness (Okabe and Ito's), and a map that does (viridis).
 STYLE: dict[str, str] = {"anchor": "#D55E00", "picked": "#0072B2", "paper": "#FFFFFF", "ink": "#1A1A1A", "soft": "#6B6B6B"}
+STYLE |= {"mixed": "#009E73", "folded": "#CC79A7"}
 TINTS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#332288", "#A6761D", "#882255")
 HEAT = "viridis"
 SHARPEST = 1400  # pixels on a side beyond which no picture gets sharper
@@ -58,10 +61,13 @@ class Stage:
     states: np.ndarray  # (N,), GONE ... ANCHOR; a merged token is PICKED or ANCHOR at the patch that stands for it
     groups: np.ndarray  # (N,), the output token each patch is part of, -1 where it is lost
     scores: np.ndarray | None  # (N,), of the token that each patch was part of before the cut; NaN where it was lost by then
+    shares: np.ndarray | None = None  # (N,), of each patch in the mean of all tokens, where every token mixes many patches
 
     @property
     def joint(self) -> np.ndarray:
-        """(N,), whether a patch goes on together with others."""
+        """(N,), whether a patch goes on together with others, in one group of them."""
+        if self.shares is not None:
+            return np.zeros(len(self.groups), dtype=bool)
         sizes = np.bincount(self.groups[self.groups >= 0], minlength=self.tokens_out)
         return (self.groups >= 0) & (sizes[self.groups] > 1)
 
@@ -85,12 +91,26 @@ def stages(handle: Handle, batch_index: int = 0) -> list[Stage]:
         if here.anchors is not None:
             kept = here.anchors[0][torch.isin(here.anchors[0], here.index[0])]
             states[standing[kept]] = ANCHOR
+        shares = None
+        if (mixture := _mixture(here)) is not None:
+            rows = after.as_weight()[0]  # (tokens, N)
+            states = torch.where(rows.sum(0) > 0, FOLDED, DROPPED)
+            states[torch.isin(arrived, mixture)] = MIXED
+            states[arrived < 0] = GONE
+            shares = rows.mean(0).numpy()
         scores = None
         if here.scores is not None:
             scores = here.scores[0].float()[arrived.clamp_min(0)].masked_fill(arrived < 0, torch.nan).numpy()
-        made.append(Stage(layer, here.n, here.k, states.numpy(), after.groups[0].numpy(), scores))
+        made.append(Stage(layer, here.n, here.k, states.numpy(), after.groups[0].numpy(), scores, shares))
         before = after
     return made
+
+
+def _mixture(reduction: Reduction) -> torch.Tensor | None:
+    """The tokens (A,) that a method chose before it mixed them, where it did: every one is part of several new tokens."""
+    if reduction.weight is None or reduction.anchors is None or not ((reduction.weight[0] > 0).sum(0) > 1).any():
+        return None
+    return reduction.anchors[0]
 
 
 def _of_one(reduction: Reduction, number: int) -> Reduction:
@@ -225,7 +245,8 @@ def draw_kept(axis: Any, band: Band, stage: Stage | None) -> None:
     grey = pixels.mean(axis=2, keepdims=True).repeat(3, axis=2)
     _show(axis, band, 0.22 * grey + 0.78 * 0.86)
     _fill(axis, patches[states == GONE], "#8C8C8C", 0.75)
-    going_on = patches[stage.groups >= 0]
+    _fill(axis, patches[states == FOLDED], STYLE["folded"], 0.3)
+    going_on = patches[states == MIXED] if stage.shares is not None else patches[stage.groups >= 0]
     if len(going_on):
         _show(axis, band, pixels).set_clip_path(_path(going_on), axis.transData)
     if joint.any():
@@ -244,18 +265,31 @@ def draw_kept(axis: Any, band: Band, stage: Stage | None) -> None:
             markeredgewidth=0.7,
         )
     _outline(axis, patches[(states == PICKED) & ~joint], STYLE["picked"], 1.0, inset=0.05)
+    _outline(axis, patches[states == MIXED], STYLE["mixed"], 0.8, inset=0.05)
     _outline(axis, patches[states == ANCHOR], STYLE["anchor"], 2.0, inset=0.09)
     _veil(axis, band)
 
 
 def draw_scores(axis: Any, bar: Any, band: Band, stage: Stage) -> None:
     """The scores as a heat map over the grey image, with a colour bar in the axes bar."""
-    assert stage.scores is not None and band.grid is not None
+    assert stage.scores is not None
+    draw_heat(axis, bar, band, stage.scores)
+
+
+def draw_shares(axis: Any, bar: Any, band: Band, stage: Stage) -> None:
+    """How many percent of the mean of all tokens each patch makes up, as a heat map."""
+    assert stage.shares is not None
+    draw_heat(axis, bar, band, np.where(stage.states == GONE, np.nan, 100 * stage.shares))
+
+
+def draw_heat(axis: Any, bar: Any, band: Band, values: np.ndarray) -> None:
+    """Numbers (N,) of the patches, NaN for none, in colour over the grey image."""
+    assert band.grid is not None
     _place(axis, band)
     _show(axis, band, _pixels(band.image).mean(axis=2, keepdims=True).repeat(3, axis=2))
-    there = np.isfinite(stage.scores)
-    low, high = float(np.min(stage.scores[there])), float(np.max(stage.scores[there]))
-    heat = PolyCollection(_corners(band.patches[there]), array=stage.scores[there], cmap=HEAT, alpha=0.72)
+    there = np.isfinite(values)
+    low, high = float(np.min(values[there])), float(np.max(values[there]))
+    heat = PolyCollection(_corners(band.patches[there]), array=values[there], cmap=HEAT, alpha=0.72)
     heat.set_clim(low, high if high > low else low + 1e-6)
     axis.add_collection(heat)
     _fill(axis, band.patches[~there], "#E6E6E6", 0.85)
@@ -288,9 +322,10 @@ class Block:
     told: list[str]
     panels: list[Panel]
     size: tuple[float, float]  # of a panel, in inches
+    gap: float = 0.22  # inches between panels
 
     def wide(self) -> float:
-        return len(self.panels) * (self.size[0] + GAP)
+        return len(self.panels) * (self.size[0] + self.gap) - self.gap + GAP
 
 
 WIDEST = 15.2  # inches: five panels of a square image
@@ -303,7 +338,11 @@ def draw(bands: Sequence[Band], brief: bool = False) -> Picture:
 
     brief: of each plan only what the last cut left.
     """
-    rows = _rows(bands, brief)
+    return arrange(_rows(bands, brief), bands)
+
+
+def arrange(rows: Sequence[list[Block]], bands: Sequence[Band]) -> Picture:
+    """Rows of blocks in one picture, with a legend of the marks that occur in these bands."""
     width = max(6.0, GAP + max(sum(block.wide() for block in row) for row in rows))
     heights = [_height(row) for row in rows]
     columns = max(2, int(width // 1.58))  # of the legend
@@ -340,7 +379,8 @@ def draw(bands: Sequence[Band], brief: bool = False) -> Picture:
                     panel.draw(axis, axes(x, start + CAPTION + high + 0.06, wide, 0.09))
                 else:
                     panel.draw(axis)
-                x += wide + GAP
+                x += wide + block.gap
+            x += GAP - block.gap
         top += row_height
     legend(
         sheet, bands, loc="lower left", bbox_to_anchor=(GAP / width - 0.005, 0.02 / height), ncols=max(2, int(width // 1.75))
@@ -356,7 +396,7 @@ def _rows(bands: Sequence[Band], brief: bool) -> list[list[Block]]:
         if one.image is not last:
             wide, high = one.image.size
             whole = Panel(f"{wide} × {high} pixels", partial(draw_original, band=one))
-            rows.append([Block(one.name or "image", [], [whole], _size(one))])
+            rows.append([Block(one.name or "image", [], [whole], panel_size(one))])
             last = one.image
         for block in _blocks(one, brief):
             if GAP + sum(b.wide() for b in rows[-1]) + block.wide() > WIDEST:
@@ -374,13 +414,15 @@ def _blocks(one: Band, brief: bool) -> list[Block]:
         cuts.append([Panel(counts, partial(draw_kept, band=one, stage=stage))])
         if stage.scores is not None and not brief:
             cuts[-1].append(Panel(f"{place}: scores", partial(draw_scores, band=one, stage=stage), bar=True))
+        if stage.shares is not None and not brief:
+            cuts[-1].append(Panel(f"{place}: weights, %", partial(draw_shares, band=one, stage=stage), bar=True))
     if not cuts:
         cuts.append([Panel("every patch goes on", partial(draw_original, band=one))])
     blocks: list[Block] = []
     for panels in cuts:
-        if not blocks or GAP + blocks[-1].wide() + len(panels) * (_size(one)[0] + GAP) > WIDEST:
+        if not blocks or GAP + blocks[-1].wide() + len(panels) * (panel_size(one)[0] + GAP) > WIDEST:
             head = f"{one.plan}, continued" if blocks else one.plan
-            blocks.append(Block(head, [] if blocks else [one.tokens, *one.notes], [], _size(one)))
+            blocks.append(Block(head, [] if blocks else [one.tokens, *one.notes], [], panel_size(one)))
         blocks[-1].panels.extend(panels)
     return blocks
 
@@ -415,7 +457,7 @@ def _height(row: list[Block]) -> float:
     return max(map(_words, row)) + CAPTION + max(block.size[1] for block in row) + below
 
 
-def _size(one: Band) -> tuple[float, float]:
+def panel_size(one: Band) -> tuple[float, float]:
     """Width and height of a panel in inches: the same area for every shape, unless it is extreme."""
     left, right, bottom, top = _limits(one)
     shape = (right - left) / (bottom - top)
@@ -441,6 +483,10 @@ def _entries(bands: Sequence[Band]) -> list[Any]:
         entries.append(Patch(facecolor="none", edgecolor=STYLE["anchor"], linewidth=2, label="anchor"))
     if alone:
         entries.append(Patch(facecolor="none", edgecolor=STYLE["picked"], linewidth=1.2, label="kept"))
+    if MIXED in states:
+        entries.append(Patch(facecolor="none", edgecolor=STYLE["mixed"], linewidth=1.2, label="selected and mixed"))
+    if FOLDED in states:
+        entries.append(Patch(facecolor=to_rgba(STYLE["folded"], 0.3), label="folded into one"))
     if joint:
         entries.append(Patch(facecolor=TINTS[1], edgecolor="#FFFFFF", label="one colour: one token"))
         dot: dict[str, Any] = {"marker": "o", "markersize": 4, "markeredgecolor": "#FFFFFF", "linestyle": "none"}

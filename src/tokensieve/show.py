@@ -1,10 +1,13 @@
-"""`tokensieve show`: pictures of what plans keep of images, as PNG files; of a VLM also its answers to a question."""
+"""`tokensieve show`: pictures of what plans keep of images, as PNG files; of a VLM also its answers to a question.
+
+Objects of re-identification have a module of their own, show_reid.
+"""
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,11 @@ from PIL import Image
 
 from tokensieve import pictures, results
 from tokensieve.data.embedded import EmbeddedScenes
+from tokensieve.data.reid import NAMES
 from tokensieve.data.vqa import VqaItem
 from tokensieve.data.vqa import load as load_questions
 from tokensieve.device import find_device
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, nearest
 from tokensieve.evaluate import S2_DEFAULT
 from tokensieve.geometry import find_frame
 from tokensieve.handle import PlanWarning, apply
@@ -32,6 +36,10 @@ DEFAULT_OUTPUT = "tokensieve-show.png"
 
 def run(args: argparse.Namespace) -> list[Path]:
     """Draw all images under all plans into one picture, or with {image} in --output into one for each; the files."""
+    from tokensieve import show_reid
+
+    if show_reid.wanted(args):
+        return show_reid.run(args)
     plans = [Plan.parse(text) for text in (args.plan or S2_DEFAULT, *args.compare)]
     answers = args.model_type == "vlm" or args.model == load_vlm.EMBEDDED or args.question is not None
     model_type = "vlm" if answers else args.model_type
@@ -40,9 +48,7 @@ def run(args: argparse.Namespace) -> list[Path]:
         originals = [(name, item.image, number) for name, item, number in asked]
     else:
         originals = [read(text, number) for number, text in enumerate(args.images)]
-    sheets = _sheets(args.output or DEFAULT_OUTPUT, [name for name, _, _ in originals], str(plans[0]))
-    for path in sheets:
-        results.check_writable(path)
+    places = sheets(args.output or DEFAULT_OUTPUT, [name for name, _, _ in originals], str(plans[0]))
     named, weighted = ([name] if name is not None else None for name in (args.model, args.pretrained))
     model, pretrained = load.pairs(named, weighted, None, model_type)[0]
     loaded = load.load(model, pretrained, model_type=model_type, device=find_device(args.device))
@@ -50,19 +56,28 @@ def run(args: argparse.Namespace) -> list[Path]:
         bands = make_answered_bands(loaded, plans, asked, seed=args.seed, weights=args.weights)
     else:
         bands = make_bands(loaded, plans, originals, seed=args.seed, weights=args.weights)
-    drawn = {path: pictures.draw([band for number in numbers for band in bands[number]]) for path, numbers in sheets.items()}
+    return write(
+        {path: pictures.draw([band for number in numbers for band in bands[number]]) for path, numbers in places.items()}
+    )
+
+
+def write(drawn: Mapping[Path, pictures.Picture]) -> list[Path]:
+    """Writes pictures, each whole or not at all; another one that is there is moved aside."""
     for path, sheet in drawn.items():
         content = sheet.png()
         if path.exists() and path.read_bytes() != content:
             results.move_aside(path)
         results.write_bytes(path, content)
         print(path)
-    return list(sheets)
+    return list(drawn)
 
 
 def read(text: str, number: int) -> tuple[str, Image.Image, int]:
     """(name, image, number within the run) of an argument: a file, or embedded:N, which has the number it has in `eval`."""
     if not text.startswith(EMBEDDED):
+        name, colon, _ = text.partition(":")
+        if colon and not Path(text).exists() and (near := nearest(name, ("embedded", *NAMES))):
+            raise UserError(f"{text}: there is no such file and no such data. Did you mean {near}:N?")
         return Path(text).name, pictures.as_image(text), number
     scenes = EmbeddedScenes("test")
     index = text.removeprefix(EMBEDDED)
@@ -87,8 +102,8 @@ def read_question(text: str, number: int, question: str | None) -> tuple[str, Vq
     return text, item if question is None else replace(item, question=question, answers=[]), int(index)
 
 
-def _sheets(template: str, names: Sequence[str], plan: str) -> dict[Path, list[int]]:
-    """Which images, by their number, are drawn in which file."""
+def sheets(template: str, names: Sequence[str], plan: str) -> dict[Path, list[int]]:
+    """Which images, by their number, are drawn in which file; all of them can be written."""
     sheets: dict[Path, list[int]] = {}
     for number, name in enumerate(names):
         stem = Path(name).stem.replace(":", "-")
@@ -99,6 +114,8 @@ def _sheets(template: str, names: Sequence[str], plan: str) -> dict[Path, list[i
     if "{image" in template and len(sheets) < len(names):
         twice = next(path for path, numbers in sheets.items() if len(numbers) > 1)
         raise UserError(f"--output {template!r} names {twice} for several images: leave {{image}} out or rename one of them")
+    for path in sheets:
+        results.check_writable(path)
     return sheets
 
 
