@@ -111,7 +111,10 @@ class Balanced(Dataset[Batch]):
     here identities with many groups are drawn in time, so that every epoch has the same length, `steps_per_epoch`.
 
     Labels are the places of the identities in `data.pids`. An image that cannot be read is replaced by another shot of the same
-    identity, and told of. With several processes each has P / world of the identities of a batch, K shots of each.
+    identity, and told of. No inputs: an identity has no shot that can be read, and the last that is told says so. (Nothing is
+    raised, since what a worker raises comes with its traceback in the message.)
+
+    With several processes each has P / world of the identities of a batch, K shots of each.
     drop: the probability with which each modality is missing in a batch, in all processes alike; one at least stays.
     keep_in_memory: hold all images, decoded and resized (h x w x 3 bytes for each), in each worker that reads them.
     """
@@ -170,7 +173,9 @@ class Balanced(Dataset[Batch]):
         for place, (label, shots) in list(enumerate(self.drawn(index)))[self.rank * share : (self.rank + 1) * share]:
             for number, shot in enumerate(shots, place * self.shots):
                 rng = np.random.default_rng([self.seed, index, number, _CHANGES])
-                images, taken = self._read(int(shot), label, modalities, rng, broken)
+                taken, images = self._read(int(shot), label, modalities, rng, broken)
+                if images is None:
+                    return {}, torch.tensor([], dtype=torch.int64), broken
                 samples.append(self.transform.altered(images, rng))
                 chosen.append(taken)
                 labels.append(label)
@@ -212,21 +217,22 @@ class Balanced(Dataset[Batch]):
 
     def _read(
         self, shot: int, label: int, modalities: Sequence[str], rng: np.random.Generator, broken: list[str]
-    ) -> tuple[dict[str, np.ndarray], int]:
-        """The images of a shot, or of another of the same identity if they cannot be read; and which shot it is."""
+    ) -> tuple[int, dict[str, np.ndarray] | None]:
+        """A shot and its images; if they cannot be read, another of the same identity; None if there is no other."""
         try:
-            return self._images(shot, modalities), shot
+            return shot, self._images(shot, modalities)
         except BrokenImage as error:
             broken.append(str(error))
         for other in rng.permutation([i for i in self.members[label] if i != shot]):
             try:
-                return self._images(int(other), modalities), int(other)
+                return int(other), self._images(int(other), modalities)
             except BrokenImage:
                 continue
-        raise UserError(
+        broken.append(
             f"{self.data.name} ({self.data.split}): none of the {len(self.members[label])} shots of identity "
-            f"{self.data.pids[label]} can be read ({broken[-1]}): mend its files, or take them out."
+            f"{self.data.pids[label]} can be read ({broken[-1]}); mend its files, or take them out"
         )
+        return shot, None
 
     def _images(self, shot: int, modalities: Sequence[str]) -> dict[str, np.ndarray]:
         """Decoded and resized."""

@@ -192,6 +192,8 @@ class ReidLearner:
 
     def _readable(self, inputs: Inputs, labels: Tensor, broken: list[str]) -> tuple[Inputs, Tensor]:
         """The batch on the device; a UserError if of all that is to be read too much cannot be."""
+        if not inputs:
+            raise UserError(f"{broken[-1]}.")
         if broken and not self.broken:
             print(f"{broken[0]}: cannot be read; another shot of the same identity takes its place", file=sys.stderr)
         self.broken += len(broken)
