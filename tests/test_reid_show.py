@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from PIL import Image
 
 from tests.test_show import arguments
 from tokensieve import apply, cli, pictures, reid_pictures, show, show_reid
+from tokensieve.config_reid import ReidTraining
 from tokensieve.core import Reduction
 from tokensieve.data.reid import load as load_data
 from tokensieve.errors import UserError
@@ -268,3 +271,31 @@ def test_mistakes_are_one_line(
         show.run(arguments(images, **({"model": model, "dataset_root": root} | flags)))
     assert said in str(caught.value) and "\n" not in str(caught.value)
     assert sorted(path.name for path in Path().iterdir()) == ["photo.png"]
+
+
+# --------------------------------------------------------------------------------------------------------------- docs/reid.md
+
+GUIDE = (Path(__file__).parent.parent / "docs" / "reid.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("line", [line for line in GUIDE.splitlines() if line.startswith("tokensieve ")])
+def test_commands_of_the_guide_are_understood(line: str) -> None:
+    args = cli.parse(shlex.split(re.sub(r"\s+#.*", "", line))[1:])
+    for plan in [getattr(args, "plan", None) or "none", *getattr(args, "compare", [])]:
+        Plan.parse(plan)
+
+
+def test_keys_of_the_guide_are_those_of_the_file() -> None:
+    """Every key of a training file with its default, and no other."""
+
+    def shown(value: Any) -> str:
+        return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    made = ReidTraining()
+    keys = {}
+    for section in ("MODEL", "INPUT", "DATASETS", "DATALOADER", "SOLVER", "TEST"):
+        values = getattr(made, section)
+        keys |= {f"{section}.{name}": shown(getattr(values, name)) for name in type(values).model_fields}
+    keys["OUTPUT_DIR"] = str(made.OUTPUT_DIR)
+    told = dict(re.findall(r"^\| `([A-Z_.]+)` \| (.*?) \|", GUIDE, flags=re.MULTILINE))
+    assert told == keys
