@@ -311,7 +311,7 @@ def test_timing_the_unreduced_model_costs_little() -> None:
         def __init__(self, cost: float) -> None:
             self.cost, self.calls = cost, 0
 
-        def __call__(self, images: object) -> None:
+        def __call__(self, images: object, samples: object = None) -> None:
             self.calls += 1
 
         @property

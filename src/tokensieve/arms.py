@@ -85,15 +85,22 @@ class Arm:
     def notes(self) -> list[str]:
         return list(self.handle.notes) if self.handle else []
 
-    def __call__(self, images: Inputs, samples: Tensor | None = None) -> Any:
+    def __call__(self, images: Inputs, samples: Tensor | None = None, aside: bool = False) -> Any:
         """What the task runs (the image features unless it acts otherwise), timed.
 
-        samples (B,): the numbers of the images; where each sample holds r images, their numbers are made from it.
+        samples (B,): the numbers of the images; where each sample holds r images, their numbers are made from it. Inputs by
+        name are one a sample and need them. aside: not what the plan's time is told of.
         """
-        rows = images if isinstance(images, Tensor) else images["input_ids"]  # one a question
-        numbers = _numbers(samples, len(rows))
-        made, seconds = timed(partial(self._with_plan, self.act, images, numbers), rows.device)
-        self.times.append((len(rows), seconds))
+        if isinstance(images, Tensor):
+            count, device = len(images), images.device
+        else:
+            assert samples is not None
+            count, device = len(samples), next(iter(images.values())).device
+        run = partial(self._with_plan, self.act, images, _numbers(samples, count))
+        if aside:
+            return run()
+        made, seconds = timed(run, device)
+        self.times.append((count, seconds))
         return made
 
     def run_once(self, sample: Inputs) -> Any:

@@ -19,10 +19,10 @@ from tokensieve import __version__
 from tokensieve.errors import Lost, UserError, did_you_mean
 
 TASKS = (
-    *("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "vqa"),
+    *("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "vqa", "reid"),
     "auto",
 )
-MODEL_TYPES = ("open_clip", "ja_clip", "hf", "timm", "vlm")
+MODEL_TYPES = ("open_clip", "ja_clip", "hf", "timm", "vlm", "reid")
 FUSIONS = ("cls", "weighted", "mean")
 
 
@@ -162,18 +162,26 @@ def _eval_flags(parser: Parser) -> None:
         metavar="NAME",
         help="data sets: names, collections (vtab, vtab+, imagenet_robustness, retrieval), or text files with one name a "
         "line; wds/NAME reads webdataset shards under --dataset_root; with questions: embedded-questions, "
-        "embedded-questions-all, vqav2, gqa, jsonl:FILE (default: embedded; for vqa embedded-questions)",
+        "embedded-questions-all, vqav2, gqa, jsonl:FILE; to find again: embedded-reid, RGBNT201, RGBNT100, MSVR310 "
+        "(default: embedded; for vqa embedded-questions; for reid embedded-reid)",
     )
     what.add_argument(
         "--dataset_root", default="root", metavar="DIR", help="folder of the data; may hold {dataset} and {dataset_cleaned}"
     )
-    what.add_argument("--split", "--test_split", dest="split", default="test", help="split to evaluate on (default: test)")
+    what.add_argument(
+        "--split",
+        "--test_split",
+        dest="split",
+        default="test",
+        help="split to evaluate on (default: test; for reid test is query and gallery, val validation identities)",
+    )
     what.add_argument(
         "--model",
         nargs="+",
         metavar="NAME",
         help="open_clip architectures (default: the embedded one); with --model_type hf folders or Hub ids, with timm names; "
-        "for vqa folders or Hub ids of vision-language models (default: sieve-llava-8)",
+        "for vqa folders or Hub ids of vision-language models (default: sieve-llava-8); for reid folders of trainings "
+        "(default: sieve-reid-6)",
     )
     what.add_argument(
         "--pretrained",
@@ -292,6 +300,20 @@ def _eval_flags(parser: Parser) -> None:
     )
     vqa.add_argument("--max_new_tokens", type=count(1), default=16, metavar="N", help="longest answer (default: 16)")
     vqa.add_argument("--blind", action="store_true", help="show a grey picture in place of every image: what guessing gives")
+
+    reid = parser.add_argument_group("reid (its plans by default: the model's own, none, random, grid and anchor)")
+    reid.add_argument(
+        "--modalities",
+        nargs="+",
+        metavar="A,B",
+        help="modalities to compare objects by, for example RGB,NI,TI RGB,NI RGB (default: every combination of the model's)",
+    )
+    reid.add_argument(
+        "--val_identities",
+        type=count(1),
+        metavar="N",
+        help="with --split val: how many identities of the training set are for validation (default: 30 for embedded data)",
+    )
 
     probe = parser.add_argument_group("linear_probe")
     probe.add_argument("--train_split", nargs="+", default=["train"], help="training split of each data set (default: train)")

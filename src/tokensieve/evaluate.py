@@ -33,14 +33,14 @@ from tokensieve.device import find_device
 from tokensieve.distributed import World, world
 from tokensieve.errors import UserError
 from tokensieve.methods import REGISTRY
-from tokensieve.models import load, load_vlm
+from tokensieve.models import load, load_reid, load_vlm
 from tokensieve.models.load import Loaded
 from tokensieve.plan import Plan
 from tokensieve.reading import Reading, judge, moved
 from tokensieve.selection import pruning_plan, selection_plan
 from tokensieve.tasks import Record, Setup, Task
 
-CLASSIFICATION, LINEAR_PROBE, VQA = "zeroshot_classification", "linear_probe", "vqa"
+CLASSIFICATION, LINEAR_PROBE, VQA, REID = "zeroshot_classification", "linear_probe", "vqa", "reid"
 TASKS = {  # name: its file in tasks/ and its class there
     CLASSIFICATION: ("classification", "ClassificationTask"),
     "zeroshot_retrieval": ("retrieval", "RetrievalTask"),
@@ -48,6 +48,7 @@ TASKS = {  # name: its file in tasks/ and its class there
     "image_caption_selection": ("caption_selection", "CaptionSelectionTask"),
     "captioning": ("captioning", "CaptioningTask"),
     VQA: ("vqa", "VqaTask"),
+    REID: ("reid", "ReidTask"),
 }
 S2_DEFAULT = "anchor(k=10,m=50,alpha=0.5)"
 DEFAULT_JOB = ("none", S2_DEFAULT, "random:60", "grid:60")
@@ -88,7 +89,41 @@ TASK_FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
     "vqa_prompt": ((VQA,), None),
     "max_new_tokens": ((VQA,), 16),
     "blind": ((VQA,), False),
+    "modalities": ((REID,), None),
+    "val_identities": ((REID,), None),
 }
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A task with data and models of its own, which go with no other task."""
+
+    task: str
+    model_type: str
+    dataset: str  # what ships
+    has: str  # what its data has
+    model: str  # what its models do
+    knows: Callable[[str], bool]  # whether a name is one of its models, where that can be told
+
+
+KINDS = (
+    Kind(
+        VQA,
+        "vlm",
+        "embedded-questions",
+        "questions",
+        "a vision-language model answers questions",
+        lambda name: name == load_vlm.EMBEDDED,
+    ),
+    Kind(
+        REID,
+        "reid",
+        "embedded-reid",
+        "objects to be found again",
+        "a re-identification model finds objects again",
+        lambda name: name == load_reid.EMBEDDED or load_reid.is_model(name),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -100,6 +135,7 @@ class Job:
     dataset: str
     language: str
     task: str
+    plans: tuple[Plan, ...]
     files: dict[str, Path]  # by the plan's text
     splits: dict[str, Any]  # train_split, val_split and val_proportion of this data set
 
@@ -112,47 +148,72 @@ def run(args: argparse.Namespace) -> list[Path]:
 
 def _run(args: argparse.Namespace, here: World) -> list[Path]:
     _check_switches(args)
-    bare = not any((args.dataset, args.model, args.pretrained, args.pretrained_model)) and not _plan_flags(args)
-    bare = bare and args.task == "auto" and args.model_type == "open_clip" and args.token_fusion == "cls"
+    unnamed = not any((args.dataset, args.model, args.pretrained, args.pretrained_model)) and not _plan_flags(args)
+    bare = unnamed and args.task == "auto" and args.model_type == "open_clip" and args.token_fusion == "cls"
     plans = [Plan.parse(text) for text in (DEFAULT_JOB if bare else _plan_texts(args))]
     plans = list({str(plan): plan for plan in plans}.values())
-    _check_weights(args, plans)
     args = settled(args)
-    template = args.output or os.path.join(DEFAULT_FOLDER if bare else "", results.DEFAULT_OUTPUT)
+    its_own = args.model_type == "reid" and not _plan_flags(args)  # each model is compared under the plan it was trained with
+    if not its_own:
+        _check_weights(args, plans)
+    in_folder = bare or (unnamed and its_own)
+    template = args.output or os.path.join(DEFAULT_FOLDER if in_folder else "", results.DEFAULT_OUTPUT)
     device = find_device(args.device, here.local_rank)
     if here.size > 1 and any(name.startswith("tfds/") for name in sources.names(args.dataset)):
         raise UserError("tfds/ data sets share themselves among processes in a way of their own: run them in one process.")
     say = Speaker(silent=not here.leads)
-    jobs = list_jobs(args, plans, template)
+    shelf = Shelf(args, device, say, here)
+
+    def plans_of(model: str, pretrained: str) -> Sequence[Plan]:
+        if not its_own:
+            return plans
+        from tokensieve.tasks.reid import default_plans
+
+        found, remarks = default_plans(shelf.take(model, pretrained).model)
+        for remark in remarks:
+            say(remark)
+        return found
+
+    jobs = list_jobs(args, plans_of, template)
     _mention_idle_flags(args, {job.task for job in jobs}, say)
     for job in jobs:
         for path in job.files.values():
             results.check_writable(path)
 
     written: list[Path] = []
-    loaded: Loaded | None = None
-    at_hand = ("", "")
     for job in jobs:
         torch.manual_seed(args.seed)
-        if loaded is None or at_hand != (job.model, job.pretrained):
-            loaded, at_hand = None, (job.model, job.pretrained)  # the old model goes before the new one comes
-            with here.first():
-                loaded = _load(job, args, device)
-            for note in loaded.notes:
-                say(note)
+        loaded = shelf.take(job.model, job.pretrained)
         load.set_language(job.model, loaded.tokenizer, job.language)
-        written += run_job(job, plans, loaded, args, device, say, here)
+        written += run_job(job, loaded, args, device, say, here)
     return written
 
 
-def _load(job: Job, args: argparse.Namespace, device: torch.device) -> Loaded:
+class Shelf:
+    """The model at hand: an old one goes before a new one comes."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device, say: Speaker, here: World) -> None:
+        self.args, self.device, self.say, self.here = args, device, say, here
+        self.loaded: Loaded | None = None
+        self.names = ("", "")
+
+    def take(self, model: str, pretrained: str) -> Loaded:
+        if self.loaded is None or self.names != (model, pretrained):
+            self.loaded, self.names = None, (model, pretrained)
+            with self.here.first():
+                self.loaded = _load(model, pretrained, self.args, self.device)
+            for note in self.loaded.notes:
+                self.say(note)
+        return self.loaded
+
+
+def _load(model: str, pretrained: str, args: argparse.Namespace, device: torch.device) -> Loaded:
     if args.skip_load:
         return Loaded(model=None, transform=_as_it_is, tokenizer=_no_tokenizer, fingerprint="")
-    names = (job.model, job.pretrained)
     if args.model_type == "vlm":
         dtype = torch.float32 if args.amp is False else None
-        return load_vlm.load(job.model, device, dtype, cache_dir=args.model_cache_dir, revision=job.pretrained)
-    return load.load(*names, model_type=args.model_type, cache_dir=args.model_cache_dir, device=device)
+        return load_vlm.load(model, device, dtype, cache_dir=args.model_cache_dir, revision=pretrained)
+    return load.load(model, pretrained, model_type=args.model_type, cache_dir=args.model_cache_dir, device=device)
 
 
 def _as_it_is(image: Any) -> Any:
@@ -169,30 +230,36 @@ def _no_tokenizer(texts: list[str]) -> Any:
 def settled(args: argparse.Namespace) -> argparse.Namespace:
     """The arguments with what others decide filled in: questions need a model that answers, such a model needs questions."""
     made = copy.copy(args)
-    ours = load_vlm.EMBEDDED in (args.model or [])
-    if not args.dataset and (args.task == VQA or args.model_type == "vlm" or ours):
-        made.dataset = ["embedded-questions"]
+    meant = [kind for kind in KINDS if args.task == kind.task or args.model_type == kind.model_type]
+    meant += [kind for kind in KINDS if any(map(kind.knows, args.model or []))]
+    if not args.dataset and meant:
+        made.dataset = [meant[0].dataset]
     tasks = {name: sources.task_of(name) if args.task == "auto" else args.task for name in sources.names(made.dataset)}
-    for name, task in tasks.items():
-        if (task == VQA) != sources.asks(name):
-            what, use = ("no questions", "--dataset embedded-questions") if task == VQA else ("questions", f"--task {VQA}")
+    for (name, task), kind in product(tasks.items(), KINDS):
+        if (task == kind.task) != (sources.own_task(name) == kind.task):
+            none = (f"no {kind.has}", f"--dataset {kind.dataset}")
+            what, use = none if task == kind.task else (kind.has, f"--task {kind.task}")
             raise UserError(f"{name} has {what}, so the task cannot be {task}: give {use}.")
-    if VQA not in tasks.values():
-        if args.model_type == "vlm" or ours:
-            raise UserError(
-                f"a vision-language model answers questions: give --dataset embedded-questions, not {', '.join(tasks)}."
-            )
-    elif len(set(tasks.values())) > 1:
-        others = [name for name in tasks if not sources.asks(name)]
+    kinds = [kind for kind in KINDS if kind.task in tasks.values()]
+    if amiss := [kind for kind in meant if kind not in kinds]:
+        raise UserError(f"{amiss[0].model}: give --dataset {amiss[0].dataset}, not {', '.join(tasks)}.")
+    if not kinds:
+        return made
+    kind = kinds[0]
+    if len(set(tasks.values())) > 1:
+        others = [name for name, task in tasks.items() if task != kind.task]
         raise UserError(
-            f"questions need a model that answers, {', '.join(others)} one that compares: run them one after another."
+            f"{kind.has} need a model of their own kind, {', '.join(others)} another one: run them one after another."
         )
-    elif args.model_type not in ("open_clip", "vlm"):
-        raise UserError(f"--model_type {args.model_type}: the task {VQA} needs vlm; leave --model_type out.")
-    elif args.token_fusion != "cls":
-        raise UserError(f"--token_fusion {args.token_fusion} makes image features, and the task {VQA} has none; leave it out.")
-    else:
-        made.model_type = "vlm"
+    if args.model_type not in ("open_clip", kind.model_type):
+        raise UserError(
+            f"--model_type {args.model_type}: the task {kind.task} needs {kind.model_type}; leave --model_type out."
+        )
+    if args.token_fusion != "cls":
+        raise UserError(
+            f"--token_fusion {args.token_fusion} makes image features, and the task {kind.task} has none; leave it out."
+        )
+    made.model_type = kind.model_type
     return made
 
 
@@ -237,8 +304,8 @@ def _check_weights(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
         raise UserError(f"--weights {args.weights[0]}: no method of the plan is a trained one ({trained}).")
 
 
-def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) -> list[Job]:
-    """All combinations, with every name checked and every result file different."""
+def list_jobs(args: argparse.Namespace, plans_of: Callable[[str, str], Sequence[Plan]], template: str) -> list[Job]:
+    """All combinations, with every name checked and every result file different. plans_of: those of a model."""
     models = load.pairs(args.model, args.pretrained, args.pretrained_model, args.model_type)
     for model, pretrained in models:
         load.check(model, pretrained, args.model_type)
@@ -247,22 +314,22 @@ def list_jobs(args: argparse.Namespace, plans: Sequence[Plan], template: str) ->
     for name, task in tasks.items():
         if args.skip_load and task != LINEAR_PROBE:
             raise UserError(f"--skip_load works with --task {LINEAR_PROBE} only, not with {task} ({name}).")
-    trained = [str(plan) for plan in plans if plan.is_trained]
-    if args.skip_load and trained:
-        raise UserError(f"--skip_load: {trained[0]} has trained weights, which belong to a model; leave --skip_load out.")
     splits = _splits(args, datasets)
     jobs: list[Job] = []
     owner: dict[Path, str] = {}
     for (model, pretrained), dataset, language in dict.fromkeys(product(models, datasets, args.language)):
         names = _names(model, pretrained, dataset, language, f"{tasks[dataset]}{'_blind' * args.blind}")
-        files = {}
+        plans, files = tuple(plans_of(model, pretrained)), {}
+        trained = [str(plan) for plan in plans if plan.is_trained]
+        if args.skip_load and trained:
+            raise UserError(f"--skip_load: {trained[0]} has trained weights, which belong to a model; leave --skip_load out.")
         for plan in map(str, plans):
             path = results.result_path(template, plan=plan, several_plans=len(plans) > 1, **names)
             this = f"{model},{pretrained} on {dataset} ({language}, {plan})"
             if path in owner:
                 raise UserError(f"--output {template!r} names {path} both for {owner[path]} and for {this}.")
             owner[path], files[plan] = this, path
-        jobs.append(Job(model, pretrained, dataset, language, tasks[dataset], files, splits[dataset]))
+        jobs.append(Job(model, pretrained, dataset, language, tasks[dataset], plans, files, splits[dataset]))
     return jobs
 
 
@@ -315,7 +382,6 @@ class Speaker:
 
 def run_job(
     job: Job,
-    plans: Sequence[Plan],
     loaded: Loaded,
     args: argparse.Namespace,
     device: torch.device,
@@ -324,6 +390,7 @@ def run_job(
 ) -> list[Path]:
     """One task on one data set under all plans; the files that were written (by process 0)."""
     started = time.perf_counter()
+    plans: Sequence[Plan] = job.plans
     show = args.verbose and here.leads
     amp = device.type == "cuda" and args.model_type != "vlm" if args.amp is None else args.amp
     weights = next((p.dtype for p in loaded.model.parameters()), torch.float32) if args.model_type == "vlm" else torch.float32
@@ -410,6 +477,7 @@ def run_job(
             "n_samples": samples[list(data)[-1]],
             "n_skipped": broken,
             "samples": samples,
+            **task.counts(records),
             "processes": here.size,
             "seconds": 0.0,
             "threads": torch.get_num_threads(),
@@ -425,7 +493,9 @@ def run_job(
     for file, row in zip(files, rows, strict=True):
         results.write_result(file, _with_what_was_measured(row, file))
     if show:
-        table.print_table(rows, files, task.metric)
+        table.print_table(rows, task.metric, task.unit)
+        task.show(rows)
+        table.print_files(files)
     return files
 
 
@@ -560,7 +630,7 @@ def _timing_full(batches: Iterator[Batch], full: Arm, arms: Sequence[Arm]) -> It
     for batch in batches:
         yield batch
         if full.seconds <= FULL_SHARE * sum(arm.seconds for arm in arms):
-            full(_flat(batch.images))
+            full(_flat(batch.images), samples=batch.samples)
 
 
 def _flat(inputs: Inputs) -> Inputs:
@@ -569,7 +639,7 @@ def _flat(inputs: Inputs) -> Inputs:
 
 
 def _a_sample(data: dict[str, Source], device: torch.device) -> Inputs:
-    """The first image (1,3,h,w) or the first question, to count operations with."""
+    """The first image (1,3,h,w), or inputs by name of the first sample, to count operations with."""
     source = next(iter(data.values()))
     found = _flat(next(batch.images for batch in source.loader(1, 0) if batch.images is not None))
     return moved(found[:1] if isinstance(found, Tensor) else found, device)

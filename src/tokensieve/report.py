@@ -31,9 +31,10 @@ MAIN = {  # the number that counts, by task: the first of these that a result ha
     "image_caption_selection": ("acc",),
     "captioning": ("CIDEr",),
     "vqa": ("vqa_score",),
+    "reid": ("mAP",),
 }
 # Metrics whose names hold one of these are shares, shown in percent.
-SHARES = ("acc", "recall", "precision", "vqa_score", "exact_match")
+SHARES = ("acc", "recall", "precision", "vqa_score", "exact_match", "mAP", "rank_")
 CONTROLS = {"none": "full model", "random": "random (control)", "grid": "grid (control)", "pool": "pool (control)"}
 WORDS = 8  # so many points in a plot get their plan's text, more get its number in the table
 SCENES = [3 + 8 * number for number in range(100)]  # test scenes that are drawn, in this order
@@ -56,6 +57,8 @@ SETTINGS: dict[str, Any] = {
     "vqa_prompt": None,
     "max_new_tokens": 16,
     "blind": False,
+    "modalities": None,
+    "val_identities": None,
 }
 MARKS = ("amp", "classifiers", "weights", "data")
 FINGERPRINT = re.compile("[0-9a-f]{16,}")

@@ -31,6 +31,7 @@ METRICS = (
     *("image_retrieval_recall@10", "text_retrieval_recall@10", "image_acc", "text_acc", "acc"),
     *("lp_acc1", "lp_acc5", "lp_mean_per_class_recall", "weight_decay", "epochs", "seed", "fewshot_k", "normalized"),
     *("vqa_score", "exact_match"),
+    *("mAP", "rank_1", "rank_5", "rank_10", "cmc"),
     *("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "SPICE"),
 )
 REDUCTION = (

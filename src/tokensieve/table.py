@@ -1,4 +1,4 @@
-"""The table that an evaluation prints."""
+"""The tables that an evaluation prints."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 
-def print_table(rows: Sequence[dict[str, Any]], files: Sequence[Path], metric: str) -> None:
-    """What was measured, one line a plan, and where it is written."""
+def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image") -> None:
+    """What was measured, one line a plan."""
     from rich.console import Console
     from rich.table import Table
 
@@ -18,11 +18,11 @@ def print_table(rows: Sequence[dict[str, Any]], files: Sequence[Path], metric: s
     metric = metric if metric in first["metrics"] else next(iter(first["metrics"]))
     weights = os.path.basename(first["pretrained"])
     model = f"{first['model']} ({weights})" if weights else first["model"]
-    title = f"{model} on {first['dataset']}, {run['n_samples']} images"
+    title = f"{model} on {first['dataset']}, {run['n_samples']} {unit}s"
     table = Table(title=f"{title}, {run['device']}, {run['dtype']}", title_justify="left")
     table.add_column("plan", overflow="fold", min_width=12)
     head = metric if len(metric) <= 16 else metric.replace("_", "\n")
-    for name in ("tokens", head, "GFLOPs", "images/s", "speed-up"):
+    for name in ("tokens", head, "GFLOPs", f"{unit}s/s", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         done, numbers = row["reduction"], row["metrics"]
@@ -37,8 +37,27 @@ def print_table(rows: Sequence[dict[str, Any]], files: Sequence[Path], metric: s
             "-" if speed is None else f"{speed:.1f}",
             "-" if speed is None or full is None else f"{speed / full:.2f}x",
         )
+    Console().print(table)
+
+
+def print_grid(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Texts in columns, the first of which names the line."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    Console().print(table)
+
+
+def print_files(files: Sequence[Path]) -> None:
+    """Where the results are written."""
+    from rich.console import Console
+
     console = Console()
-    console.print(table)
     if len(files) == 1:
         console.print(f"result: {files[0]}", markup=False, highlight=False, soft_wrap=True)
     else:

@@ -1,9 +1,9 @@
 """Data sets by name: clip_benchmark's (built by that package), its wds/... form, and the embedded scenes; all in one shape.
 
-A sample is an image with a label, with a list of captions, or with a question (vqa.py). An image that cannot be read does not
-end a run: it arrives as `Broken` and is counted. Class names and prompts come with the data; JSON files of the user's own
-replace them. Several processes share the batches of one: every batch is made of the same samples whoever reads it, and knows
-its place in the order.
+A sample is an image with a label, with a list of captions, or with a question (vqa.py), or it is an object to be found again
+(reid.py). An image that cannot be read does not end a run: it arrives as `Broken` and is counted. Class names and prompts come
+with the data; JSON files of the user's own replace them. Several processes share the batches of one: every batch is made of the
+same samples whoever reads it, and knows its place in the order.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info, random_split
 
-from tokensieve.data import vqa
+from tokensieve.data import reid, vqa
 from tokensieve.data.images import BrokenImage, open_image
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import UserError, nearest
 from tokensieve.results import digest
 
-CLASSIFY, RETRIEVE, SELECT, ANSWER = "zeroshot_classification", "zeroshot_retrieval", "image_caption_selection", "vqa"
+CLASSIFY, RETRIEVE, SELECT = "zeroshot_classification", "zeroshot_retrieval", "image_caption_selection"
+ANSWER, FIND = "vqa", "reid"
 CAPTION_TASKS = (RETRIEVE, SELECT, "captioning")  # the others need labels
 EMBEDDED = {  # what --task auto means for each
     "embedded": CLASSIFY,
@@ -172,7 +173,7 @@ def names(given: Sequence[str] | None) -> list[str]:
     for name in given or ["embedded"]:
         if os.path.isfile(name):
             found.extend(line.strip() for line in read_list(name, "--dataset") if line.strip())
-        elif name in EMBEDDED or name in CLASSIFICATION or asks(name):
+        elif name in EMBEDDED or name in CLASSIFICATION or own_task(name):
             found.append(name)
         else:
             from clip_benchmark.datasets.builder import dataset_collection
@@ -185,23 +186,27 @@ def names(given: Sequence[str] | None) -> list[str]:
 
 def check(name: str) -> None:
     """A UserError if nothing of that name is known."""
-    known = (*EMBEDDED, *CLASSIFICATION, *CAPTIONS, *vqa.NAMES)
+    known = (*EMBEDDED, *CLASSIFICATION, *CAPTIONS, *vqa.NAMES, *reid.NAMES)
     if name not in known and not name.startswith((*PREFIXES, vqa.PREFIX)):
+        written = {word.lower(): word for word in known}  # some names have capitals
+        meant = nearest(name, known) or written.get(nearest(name.lower(), written) or "")
         raise UserError(
-            f"there is no data set {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}, "
+            f"there is no data set {name!r}.{f' Did you mean {meant!r}?' if meant else ''} Known: {', '.join(known)}, "
             f"and wds/NAME, tfds/NAME, vtab/NAME, jsonl:FILE (questions)."
         )
 
 
-def asks(name: str) -> bool:
-    """Whether the data set is one of questions."""
-    return name in vqa.NAMES or name.startswith(vqa.PREFIX)
+def own_task(name: str) -> str | None:
+    """The task of data that no other task can use: questions, and objects to be found again; None for other data."""
+    if name in vqa.NAMES or name.startswith(vqa.PREFIX):
+        return ANSWER
+    return FIND if name in reid.NAMES else None
 
 
 def task_of(name: str) -> str:
     """The task that --task auto means for this data set."""
-    if asks(name):
-        return ANSWER
+    if own := own_task(name):
+        return own
     if name in EMBEDDED:
         return EMBEDDED[name]
     from clip_benchmark.datasets.builder import get_dataset_default_task
@@ -284,15 +289,20 @@ def build(
             what = "class names" if not source.classes else "prompt templates"
             raise UserError(f"{name} has no {what}: give --custom_classname_file and --custom_template_file.")
         source.fingerprint = digest([source.fingerprint, source.classes, source.templates])
-    if limit is not None:
-        if isinstance(source.samples, Stream):
-            source.samples, source.most_workers = _FirstStreamed(source.samples, limit), 1
-        else:
-            source.samples = _Chosen(source.samples, range(min(limit, len(source))))
-        source.fingerprint = digest([source.fingerprint, limit])
+    source = first(source, limit)
     if source.size == 0:
         raise UserError(f"the data set {name} is empty (split {split!r} under {folder!r}).")
     return source
+
+
+def first(source: Source, limit: int | None) -> Source:
+    """The first samples of it; without a limit all of them."""
+    if limit is None:
+        return source
+    mark = digest([source.fingerprint, limit])
+    if isinstance(source.samples, Stream):
+        return replace(source, samples=_FirstStreamed(source.samples, limit), most_workers=1, fingerprint=mark)
+    return replace(source, samples=_Chosen(source.samples, range(min(limit, len(source)))), fingerprint=mark)
 
 
 def _embedded(name: str, transform: Callable[[Any], Tensor], split: str, language: str) -> Source:

@@ -7,6 +7,7 @@ is asked only if a connection to it opens. What --model and --pretrained mean:
     hf          a folder, or an id on the Hub; the revision on the Hub, "" for the main one (load_hf.py)
     timm        a name of timm's list; a tag, a file, or "" for random weights, unless the name ends in .TAG (load_timm.py)
     vlm         a folder, or an id on the Hub, or ours; the revision on the Hub, "" for the main one (load_vlm.py)
+    reid        the folder of a training, or ours; nothing, the weights are in the folder (load_reid.py)
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def pairs(
     """(model, weights) of every run: --pretrained_model if given, else every --model with every --pretrained."""
     from tokensieve import embedded
 
-    if model_type == "vlm":
-        model = model or [embedded.LLAVA]
-    if model_type in (*EXAMPLES, "vlm"):
+    ours = {"vlm": embedded.LLAVA, "reid": embedded.REID}
+    if model_type in ours:
+        model = model or [ours[model_type]]
+    if model_type in (*EXAMPLES, *ours):
         if pretrained_model:
             raise UserError(f"--pretrained_model names open_clip models; with --model_type {model_type} use --model.")
         if not model:
@@ -97,10 +99,16 @@ def _pair(text: str, where: str, collections: list[str] | None = None) -> tuple[
 def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
     """A UserError if there is no such model or no such weights for it; nothing is loaded."""
     from tokensieve import embedded
-    from tokensieve.models import load_hf, load_timm, load_vlm
+    from tokensieve.models import load_hf, load_reid, load_timm, load_vlm
 
     if model_type == "vlm":
         return load_vlm.check(model, pretrained)
+    if model_type == "reid":
+        if pretrained:
+            raise UserError(
+                f"--pretrained {pretrained}: a re-identification model has its weights in its folder; leave it out."
+            )
+        return load_reid.check(model)
     if model_type == "hf":
         return load_hf.check(model, pretrained)
     if model_type == "timm":
@@ -154,11 +162,13 @@ def load(
     device: torch.device | str = "cpu",
 ) -> Loaded:
     """The model by its name, with its transform and tokenizer, in evaluation mode on the device."""
-    from tokensieve.models import load_hf, load_timm, load_vlm
+    from tokensieve.models import load_hf, load_reid, load_timm, load_vlm
 
     if model_type == "vlm":
         return load_vlm.load(model, device, cache_dir=cache_dir, revision=pretrained)
     check(model, pretrained, model_type)
+    if model_type == "reid":
+        return load_reid.load(model, device)
     if model_type == "ja_clip":
         return _load_japanese(pretrained, cache_dir, device)
     if model_type == "hf":

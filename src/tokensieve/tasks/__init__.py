@@ -21,7 +21,8 @@ from tokensieve.errors import Uncuttable
 from tokensieve.models import open_tower
 from tokensieve.models.load import Loaded
 
-Encode = Callable[[Inputs], Any]  # images (B,3,h,w) -> features (B,E) under one plan, or what the task's `act` makes of them
+# images (B,3,h,w) -> features (B,E) under one plan, or what the task's `act` makes of them; with aside=True it is not timed
+Encode = Callable[..., Any]
 Record = Any  # what is kept of one batch under one plan: CPU tensors and plain values, small
 
 
@@ -57,6 +58,7 @@ class Task:
 
     name: str
     metric: str  # the number that tables and plots show
+    unit: str = "image"  # what a sample is
     setup: Setup
     act: Callable[[Any, Inputs], Any] | None = None  # (model, images): what is run instead of encoding the images
     once: Callable[[Any, Inputs], Any] | None = None  # (model, a sample): what operations are counted of, if not encoding
@@ -68,6 +70,13 @@ class Task:
     def settings(self) -> dict[str, Any]:
         """What its numbers depend on besides model, plan, data and the settings all tasks share."""
         return {}
+
+    def counts(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        """What a result tells besides of the samples that were read."""
+        return {}
+
+    def show(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Print what the table of all tasks has no column for."""
 
     def prepare(self) -> None:
         """What takes time before the first batch; called once it is known that there is something to do."""
