@@ -33,6 +33,8 @@ _HOMES = {  # public name -> the module it lives in, imported when first asked f
     "PrunedVisionEncoder": "selection",
     "apply_pruning_to_model": "selection",
     "get_image_features_with_tokens": "models.features",
+    "TokenSparse": "methods.sdtps",
+    "TokenAggregation": "methods.sdtps",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -277,7 +277,10 @@ def make_backbone(settings: Settings, pretrained: str, cache_dir: str | None) ->
     one; and the arguments that make it again."""
     arguments = dict(settings.arguments)
     if settings.library == "open_clip":
-        made = load.architecture(settings.backbone, pretrained, settings.image_size, cache_dir=cache_dir)
+        try:
+            made = load.architecture(settings.backbone, pretrained, settings.image_size, cache_dir=cache_dir)
+        except AssertionError as error:  # open_clip's word for fixed position embeddings that are square
+            raise UserError(f"{settings.backbone} cannot have images of {settings.image_size}: {error}") from error
         return made.visual, arguments
     if settings.library == "timm":
         load_timm.check(settings.backbone, pretrained)
