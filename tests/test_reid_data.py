@@ -379,7 +379,9 @@ def draw(counts: tuple[int, ...], identities: int = 3, shots: int = 4, seed: int
     return Balanced(uneven(counts), Augment(SMALL), identities=identities, shots=shots, seed=seed, stop=10_000)
 
 
-@pytest.mark.parametrize("counts", [(4,) * 6, (9, 3, 8, 8, 5, 12, 4), (100, 4, 4, 4), (1, 2, 3), (40, 40, 4, 4, 4, 4, 4, 4, 4)])
+@pytest.mark.parametrize(
+    "counts", [(4,) * 6, (9, 3, 8, 8, 5, 12, 4), (100, 4, 4, 4), (1, 2, 3), (8, 8, 8, 4, 4), (40, 40, 4, 4, 4, 4, 4, 4, 4)]
+)
 def test_an_epoch_is_p_identities_by_k_shots_and_balanced(counts: tuple[int, ...]) -> None:
     batches = draw(counts)
     groups = [max(1, count // 4) for count in counts]
@@ -460,6 +462,15 @@ def test_a_batch_depends_on_the_seed_and_its_number_only(people: Path) -> None:
     assert not same(batches_of(data, seed=4)[0], expected[0])
     with pytest.raises(IndexError):
         whole[9]
+
+
+def test_every_object_of_a_batch_is_altered_by_itself(tmp_path: Path) -> None:
+    same_for_all = Image.linear_gradient("L").resize((8, 16)).rotate(45)
+    for pid in TRAIN:
+        for modality in MODALITIES:
+            save(same_for_all, tmp_path / "train_171" / modality / f"{pid:06d}_cam1_0_00.png")
+    images = batches_of(load("RGBNT201", tmp_path), identities=5, stop=1)[0][0]["RGB"]
+    assert len(images) == 15 and len({image.numpy().tobytes() for image in images}) > 12
 
 
 def test_the_shares_of_processes_are_what_one_process_draws(people: Path) -> None:
