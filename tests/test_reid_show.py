@@ -217,7 +217,7 @@ def test_command_draws_objects_and_galleries(
     common = ["--model", model, "--dataset_root", root, "--device", "cpu"]
     assert cli.main(["show", "RGBNT201:3", "RGBNT201:4", "--output", "{image}.png", "--compare", "grid@out:7", *common]) == 0
     assert cli.main(["show", "RGB=day.png", "TI=heat.png", "ti=night.png", "--output", "files.png", *common]) == 0
-    strip = ["show", "RGBNT201:3", "--gallery", "--ranks", "3", "--modalities", "ti,RGB", "--output", "gallery.png"]
+    strip = ["show", "RGBNT201:3", "--gallery", "--ranks", "3", "--modalities", "TI,RGB", "--output", "gallery.png"]
     assert cli.main([*strip, *common]) == 0
     said = capsys.readouterr()
     assert said.out.split() == ["RGBNT201-3.png", "RGBNT201-4.png", "files.png", "gallery.png"]
@@ -245,8 +245,8 @@ def test_second_file_of_a_modality_begins_another_object(tmp_path: Path) -> None
         (["photo.jpg"], {}, "RGB=a.jpg NI=b.jpg TI=c.jpg"),
         (["RGB=absent.png"], {}, "cannot read absent.png"),
         (["NI=absent.png"], {"modalities": "RGB,TI"}, "RGB, TI are shown, and this is none of them"),
-        (["RGBNT201:1"], {"modalities": "RGB,NIR"}, "'NIR' is none of the model's, which are RGB, NI, TI. Did you mean 'NI'?"),
-        (["RGBNT201:1"], {"modalities": ","}, "none of the model's"),
+        (["RGBNT201:1"], {"modalities": "RGB,NIR"}, "'NIR' is not one of the model's, RGB, NI, TI. Did you mean 'NI'?"),
+        (["RGBNT201:1"], {"modalities": ","}, "not one of the model's"),
         (["RGBNT201:1"], {"model": "nowhere"}, "nowhere is no folder"),
         (["RGBNT201:1"], {"plan": "sdtps:8"}, "7 tokens of 32, not 8"),
         (["RGBNT201:1"], {"plan": "sdps@out"}, "sdtps"),
@@ -292,7 +292,7 @@ def test_keys_of_the_guide_are_those_of_the_file() -> None:
         return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     made = ReidTraining()
-    keys = {}
+    keys: dict[str, str] = {}
     for section in ("MODEL", "INPUT", "DATASETS", "DATALOADER", "SOLVER", "TEST"):
         values = getattr(made, section)
         keys |= {f"{section}.{name}": shown(getattr(values, name)) for name in type(values).model_fields}

@@ -25,6 +25,7 @@ from tokensieve.pictures import DPI, GAP, HIGHEST, LINE, STYLE, WIDEST, Band, Bl
 
 RIGHT, WRONG = "#009E73", "#D55E00"  # told apart by every common kind of colour blindness
 NARROW = 0.08  # inches between the modalities of one object
+LOWEST = 1.0  # inches that a panel is high, unless its images are very wide
 TICK, CROSS = "\N{CHECK MARK}", "\N{BALLOT X}"
 
 
@@ -61,13 +62,17 @@ def see(
 
 
 def draw(seen: Sequence[Seen]) -> Picture:
-    """Every object at the left, and beside it what each plan did: as many plans in a row as fit."""
+    """Every object at the left, and beside it what each plan did: as many plans in a row as fit.
+
+    Wide images would be tiny so: of them two blocks stand side by side.
+    """
     bands = [band for one in seen for band in one.bands.values()]
-    columns = [1 + max(map(len, _by_cut(one))) for one in seen]  # the object itself, and the most that stands beside it
-    most = max(number * len(one.bands) for number, one in zip(columns, seen, strict=True))
-    largest = [max(side) for side in zip(*map(pictures.panel_size, bands), strict=True)]
-    shrink = min(1.0, ((WIDEST - GAP - max(columns) * GAP) / most - NARROW) / largest[0])
-    size = largest[0] * shrink, largest[1] * shrink
+    columns = 1 + max(len(kinds) for one in seen for kinds in _by_cut(one))  # the object itself, and the most beside it
+    size = _panel_size(bands, columns, max(len(one.bands) for one in seen))
+    below = size[1] >= LOWEST  # what plans did to an object stands below each other, not below the object
+    if not below:
+        columns = 2
+        size = _panel_size(bands, columns, max(len(one.bands) for one in seen))
     rows: list[list[Block]] = []
     last: Seen | None = None
     for one in seen:
@@ -76,11 +81,21 @@ def draw(seen: Sequence[Seen]) -> Picture:
             rows.append([Block(one.name, [one.about] if one.about else [], whole, size, NARROW)])
         last = one
         for kinds in _by_cut(one):
-            if len(rows[-1]) + len(kinds) > max(columns):
-                blank = [Panel("", lambda axis: axis.set_axis_off()) for _ in one.bands]  # below the object itself
-                rows.append([Block("", [], blank, size, NARROW)])
-            rows[-1] += [Block(head, told, panels, size, NARROW) for head, told, panels in kinds]
+            for number, (head, told, panels) in enumerate(kinds):
+                together = len(kinds) if below and number == 0 else 1
+                if len(rows[-1]) + together > columns:
+                    blank = [Panel("", lambda axis: axis.set_axis_off()) for _ in one.bands]
+                    rows.append([Block("", [], blank, size, NARROW)] if below else [])
+                rows[-1].append(Block(head, told, panels, size, NARROW))
     return pictures.arrange(rows, bands)
+
+
+def _panel_size(bands: Sequence[Band], columns: int, modalities: int) -> tuple[float, float]:
+    """Width and height in inches, such that so many blocks of so many modalities fit side by side."""
+    wide, high = (max(side) for side in zip(*map(pictures.panel_size, bands), strict=True))
+    room = (WIDEST - GAP * (columns + 1) + NARROW * columns) / (columns * modalities) - NARROW
+    shrink = min(1.0, room / wide)
+    return wide * shrink, high * shrink
 
 
 Kind = tuple[str, list[str], list[Panel]]  # heading, remarks, a panel for each modality

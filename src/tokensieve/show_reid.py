@@ -21,7 +21,7 @@ from tokensieve.data.images import BrokenImage
 from tokensieve.data.reid import MODALITIES, NAMES, ReidData, Shot
 from tokensieve.data.reid import load as load_data
 from tokensieve.device import find_device
-from tokensieve.errors import PlanWarning, UserError, did_you_mean
+from tokensieve.errors import PlanWarning, UserError
 from tokensieve.handle import Handle, apply
 from tokensieve.models import load_reid
 from tokensieve.models.reid import ReidModel
@@ -29,6 +29,7 @@ from tokensieve.parts import Weights
 from tokensieve.plan import Plan
 from tokensieve.reid_pictures import Found, Seen, Strip
 from tokensieve.tasks import ranking
+from tokensieve.tasks.reid import chosen
 
 T = TypeVar("T")
 DEFAULT_TYPE = "open_clip"  # what --model_type is when it is not given
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> list[Path]:
     loaded = load_reid.load(model_name, find_device(args.device))
     model: Any = loaded.model
     plans = [Plan.parse(model.plan) if given is None else given, *compared]
-    targets = read(args.images, args.dataset_root, present(args.modalities, model.modalities))
+    shown = chosen([args.modalities], model.modalities)[0] if args.modalities is not None else model.modalities
+    targets = read(args.images, args.dataset_root, shown)
     if args.gallery:
         for target in targets:
             if target.queries is None:
@@ -106,18 +108,6 @@ def _modality(text: str) -> str | None:
     """RGB of RGB=photo.jpg; None where a file is named without its modality."""
     name, equals, _ = text.partition("=")
     return name.upper() if equals and name.upper() in MODALITIES else None
-
-
-def present(text: str | None, known: Sequence[str]) -> tuple[str, ...]:
-    """The modalities of --modalities RGB,TI in the model's order; without the flag all it has."""
-    if text is None:
-        return tuple(known)
-    named = [name.strip().upper() for name in text.split(",") if name.strip()]
-    for name in named or [text]:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise UserError(f"--modalities {text}: {name!r} is none of the model's, which are {', '.join(known)}.{hint}")
-    return tuple(name for name in known if name in named)
 
 
 def read(texts: Sequence[str], root: str, modalities: Sequence[str]) -> list[Target]:
