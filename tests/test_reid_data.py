@@ -155,10 +155,10 @@ def test_many_files_are_listed_in_a_moment(tmp_path: Path) -> None:
         (tmp_path / "train_171" / modality).mkdir(parents=True)
         for number in range(1000):
             (tmp_path / "train_171" / modality / f"{number // 10:06d}_cam{1 + number % 4}_{number}.jpg").touch()
-    begun = time.perf_counter()
+    begun = time.process_time()
     data = load("RGBNT201", tmp_path, modalities=("RGB", "NI"))
     assert len(data.fingerprint) == 32 and len(data) == 1000
-    assert time.perf_counter() - begun < 1  # a hundredth of that on an idle machine
+    assert time.process_time() - begun < 1  # of this process alone; it needs a twentieth of that
 
 
 # -------------------------------------------------------------------------------------------------------------------- faults
