@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from tokensieve.data.images import BrokenImage
 from tokensieve.data.reid_batches import Augment, Balanced, Plain, inputs_of
 from tokensieve.errors import UserError
 from tokensieve.handle import Handle
-from tokensieve.models import load_reid, open_tower, reid
+from tokensieve.models import load_reid, reid
 from tokensieve.plan import Plan
 from tokensieve.tasks import ranking
 from tokensieve.training import checkpoint, loop, reid_losses
@@ -56,13 +57,15 @@ class ReidLearner:
         self.device = self.accelerator.device
         self.train_data, self.val_data = self._read()
         torch.manual_seed(self.how.SEED)
-        self.model = reid.build(self._settings(), config.MODEL.PRETRAINED).to(self.device).train()
-        self._check_stride()
-        self.handle = Handle(self.model, Plan.parse(config.MODEL.plan), self.how.SEED, parts=self.model.parts)
+        with named("MODEL"):
+            self.model = reid.build(self._settings(), config.MODEL.PRETRAINED).to(self.device).train()
+            self._check_patches()
+            self.handle = Handle(self.model, Plan.parse(config.MODEL.plan), self.how.SEED, parts=self.model.parts)
         self.norms: list[Any] = [module for module in self.model.modules() if isinstance(module, nn.BatchNorm1d)]
         self.optimizer = self._optimizer()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.accelerator.mixed_precision == "fp16")
-        self.batches = self._batches_from(0)
+        with named("SOLVER.IMS_PER_BATCH"):
+            self.batches = self._batches_from(0)
         self.steps, self.warmup = self._count_steps()
         self.seconds = 0.0
         self.broken = 0  # objects of this process that another one replaced, since their images could not be read
@@ -74,10 +77,11 @@ class ReidLearner:
     def _read(self) -> tuple[data.ReidData, data.ReidData | None]:
         """The identities to learn from, and those to choose by."""
         given = self.config.DATASETS
-        found = [
-            data.load(given.NAMES, given.ROOT_DIR, split, given.VAL_IDENTITIES, self.config.MODEL.MODALITIES)
-            for split in (("train", "val") if given.VAL_IDENTITIES else ("train",))
-        ]
+        with named("DATASETS"):
+            found = [
+                data.load(given.NAMES, given.ROOT_DIR, split, given.VAL_IDENTITIES, self.config.MODEL.MODALITIES)
+                for split in (("train", "val") if given.VAL_IDENTITIES else ("train",))
+            ]
         for note in dict.fromkeys(note for part in found for note in part.notes) if self.accelerator.is_main_process else ():
             print(note, file=sys.stderr)
         return found[0], found[1] if len(found) > 1 else None
@@ -105,15 +109,18 @@ class ReidLearner:
             std=seen.PIXEL_STD,
         )
 
-    def _check_stride(self) -> None:
-        """A UserError where patches are asked to overlap."""
-        wanted, (h, w) = self.config.MODEL.STRIDE_SIZE, open_tower(self.model).grid
-        high, wide = self.config.INPUT.SIZE
-        patch = (high // h, wide // w)
+    def _check_patches(self) -> None:
+        """A UserError where patches do not cover the image, or are asked to overlap."""
+        wanted, (h, w), (high, wide) = self.config.MODEL.STRIDE_SIZE, self.model.grid, self.config.INPUT.SIZE
+        name, patch = self.config.MODEL.TRANSFORMER_TYPE, (high // h, wide // w)
+        if high % h or wide % w:
+            raise UserError(
+                f"INPUT.SIZE: {high} x {wide} is no multiple of {name}'s patches; {h * patch[0]} x {w * patch[1]} is one"
+            )
         if wanted is not None and wanted != patch:
             raise UserError(
-                f"MODEL.STRIDE_SIZE: {list(wanted)}, but the patches of {self.config.MODEL.TRANSFORMER_TYPE} are {patch[0]} x "
-                f"{patch[1]} pixels and do not overlap; write {list(patch)}"
+                f"STRIDE_SIZE: {list(wanted)}, but the patches of {name} are {patch[0]} x {patch[1]} pixels, without overlap; "
+                f"write {list(patch)}"
             )
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -311,6 +318,15 @@ class ReidLearner:
         mine = range(a.process_index, len(found), a.num_processes)
         plain = Plain(seen.SIZE, seen.PIXEL_MEAN, seen.PIXEL_STD)
         return Views(found, plain, list(mine), self.config.TEST.IMS_PER_BATCH, given.KEEP_IN_MEMORY)
+
+
+@contextmanager
+def named(key: str) -> Iterator[None]:
+    """What is wrong with something, told with the key of the file that asked for it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
 
 
 class Views(Dataset[tuple[list[int], Inputs]]):
