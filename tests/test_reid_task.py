@@ -113,7 +113,9 @@ def test_by_default_a_model_is_compared_with_controls_by_every_combination(run: 
     assert about["rule"] == "same identity and camera excluded" and about["model_type"] == "reid"
     assert (about["n_queries"], about["n_gallery"], about["n_left_out"]) == (8, 8, 0) and about["samples"] == {"test": 8}
     assert about["modalities"] == [",".join(some) for some in ALL]
-    assert "mAP / rank-1 with these modalities alone" in done.out and "RGB+TI" in done.out and "objects/s" in done.out
+    assert (
+        "mAP / rank-1 in percent, with these modalities alone" in done.out and "RGB+TI" in done.out and "objects/s" in done.out
+    )
 
 
 def test_what_a_plan_costs_is_that_of_all_modalities(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,11 +183,12 @@ def test_broken_images_and_queries_without_an_answer_are_counted(run: Run, tmp_p
 
 def test_results_are_folded_and_reported(run: Run) -> None:
     run("--plan", "sdtps@out", "--compare", "none")
-    assert main(["build", "out", "--output", "all.csv"]) == 0 and main(["report", "out", "--images", "0"]) == 0
+    assert main(["build", "out", "--output", "all.csv"]) == 0 and main(["report", "out"]) == 0
     names = Path("all.csv").read_text().splitlines()[0].split(",")
     assert names.index("mAP") < names.index("mAP_stderr") < names.index("rank_1") < names.index("cmc") < names.index("plan")
     page = Path("report.html").read_text()
     assert "<h2>" in page and "mAP, %" in page and "--modalities RGB,NI,TI RGB,NI" in page
+    assert "tokensieve show RGBNT201:0 --model" in page
     assert "made by the same settings: skipped" in run("--plan", "sdtps@out", "--compare", "none", "--skip_existing").err
 
 

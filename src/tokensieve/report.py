@@ -440,10 +440,11 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
             + (["--pretrained", pretrained] if pretrained else [])
             + (["--model_type", kind] if kind != "open_clip" else [])
         )
+        what = f"{rows[0]['dataset']}:0" if kind == "reid" else "IMAGE"
         command = shlex.join(["--plan", texts[0], *(["--compare", *texts[1:]] if texts[1:] else [])])
         return (
             "<p class='soft'>No pictures: they are drawn here for the models that ship with tokensieve only. To draw some:</p>"
-            f"<pre>{escape(f'tokensieve show IMAGE {named} {command}')}</pre>"
+            f"<pre>{escape(f'tokensieve show {what} {named} {command}')}</pre>"
         )
     from tokensieve import pictures, show
     from tokensieve.models import load

@@ -136,9 +136,9 @@ class ReidTask(Task):
         lines = []
         for name in map(titled, self.combinations):
             numbers = [(row["metrics"][f"mAP_{name}"], row["metrics"][f"rank_1_{name}"]) for row in rows]
-            lines.append([name, *(f"{ap:.4f} / {first:.4f}" for ap, first in numbers)])
+            lines.append([name, *(f"{100 * ap:.1f} / {100 * first:.1f}" for ap, first in numbers)])
         plans = [row["reduction"]["plan"] for row in rows]
-        table.print_grid("mAP / rank-1 with these modalities alone", ["modalities", *plans], lines)
+        table.print_grid("mAP / rank-1 in percent, with these modalities alone", ["modalities", *plans], lines)
 
     def _joined(self, records: dict[str, list[Record]]) -> tuple[Compared, Compared]:
         """All of the queries and of the gallery."""
