@@ -365,7 +365,7 @@ def test_architectures_of_every_type_can_be_measured(folders, tiny_clip):
     assert size(folders["clip"], model_type="hf") == (48, 48)
     for kind in KINDS:
         assert size(folders[kind], image_size=64, model_type="hf") == (64, 64)
-    with pytest.raises(UserError, match="resnet10t has no image size"):
+    with pytest.raises(UserError, match="resnet10t cannot be made with the image size"):
         load.architecture("resnet10t", image_size=96, model_type="timm")
     with pytest.raises(UserError, match="Did you mean 'clip-vit-base-patch16'"):
         load.architecture("clip-vit-base-patch-16", model_type="hf")

@@ -22,7 +22,7 @@ MODEL, PRETRAINED = "sieve-vit-8", "scenes-v1"
 CAPTIONER, CAPTIONER_PRETRAINED = "sieve-coca-8", "captions-v1"
 MODELS = {MODEL: (PRETRAINED,), CAPTIONER: (CAPTIONER_PRETRAINED,)}  # the weights that ship for each model
 LLAVA = "sieve-llava-8"
-REID, REID_PRETRAINED = "sieve-reid-6", "sieve-reid-6-pretrain"
+REID = "sieve-reid-6"
 DATASET = "embedded"
 
 _FOLDER = Path(__file__).parent

@@ -16,7 +16,6 @@ from tokensieve.models.load import Loaded, identity, no_text
 from tokensieve.models.reid import ReidModel, Settings, build
 
 EMBEDDED = embedded.REID
-PRETRAINED = embedded.REID_PRETRAINED  # the backbone that EMBEDDED began with
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = "tokensieve reid 1"
 
@@ -28,7 +27,7 @@ class LoadedReid(Loaded):
 
 def place(name: str) -> Path:
     """The folder of a model: one of ours by its name, or the user's."""
-    return embedded.reid_path(name) if name in (EMBEDDED, PRETRAINED) else Path(name)
+    return embedded.reid_path(name) if name == EMBEDDED else Path(name)
 
 
 def is_model(name: str) -> bool:
@@ -45,11 +44,10 @@ def check(name: str) -> None:
     """A UserError unless there is such a model."""
     if is_model(name):
         return
-    known = [EMBEDDED, PRETRAINED]
     what = "holds no re-identification model (config.json, model.safetensors)" if Path(name).is_dir() else "is no folder"
     raise UserError(
         f"--model {name} {what}; give the folder of a training (tokensieve train configs/embedded_reid.yml), or "
-        f"{EMBEDDED}.{did_you_mean(name, known)}"
+        f"{EMBEDDED}.{did_you_mean(name, [EMBEDDED])}"
     )
 
 

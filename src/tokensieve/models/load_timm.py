@@ -94,6 +94,21 @@ def create(
     return built
 
 
+def take_clip(model: Any, path: str) -> None:
+    """Begin a VisionTransformer with the image tower of an open_clip file: its first blocks, where it has more of them.
+
+    timm itself knows that format, and interpolates the position embeddings.
+    """
+    import timm
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    state = checkpoint_filter_fn(timm.models.load_state_dict(path, weights_only=True), model)
+    lacking = sorted(set(model.state_dict()) - set(state))
+    if lacking:
+        raise UserError(f"{path} lacks {len(lacking)} tensors of this model, which would be random: {', '.join(lacking[:3])}")
+    model.load_state_dict({name: value.float() for name, value in state.items() if name in model.state_dict()})
+
+
 def _ask_hub_only_if_there(name: str, cache_dir: str | None) -> None:
     """A UserError if the Hub does not answer and the weights are not on the disk."""
     import timm

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tokensieve import embedded
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import Layout, Sizes, Tower, Undo, load, load_hf, load_timm
 from tokensieve.models import open_tower as open_any
@@ -240,7 +241,7 @@ def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
 
 def build(settings: Settings, pretrained: str = "", cache_dir: str | None = None) -> ReidModel:
     """A new model. pretrained: a tag or a file of the backbone's library, the folder (or the name) of an earlier model of ours
-    whose backbone is taken, "" for random weights."""
+    whose backbone is taken, scenes-v1 for the first blocks of the embedded CLIP (timm), "" for random weights."""
     from tokensieve.models import load_reid
 
     if len(set(settings.modalities)) != len(settings.modalities) or not settings.modalities:
@@ -283,9 +284,14 @@ def make_backbone(settings: Settings, pretrained: str, cache_dir: str | None) ->
             raise UserError(f"{settings.backbone} cannot have images of {settings.image_size}: {error}") from error
         return made.visual, arguments
     if settings.library == "timm":
-        load_timm.check(settings.backbone, pretrained)
+        ours = pretrained == embedded.PRETRAINED  # of the embedded CLIP, in open_clip's format
+        load_timm.check(settings.backbone, "" if ours else pretrained)
         with load.remarks():
-            return load_timm.create(settings.backbone, pretrained, cache_dir, settings.image_size, **arguments), arguments
+            size = settings.image_size
+            built = load_timm.create(settings.backbone, "" if ours else pretrained, cache_dir, size, **arguments)
+        if ours:
+            load_timm.take_clip(built, str(embedded.weights_path(pretrained)))
+        return built, arguments
     if settings.library == "hf":
         return load_hf.backbone(settings.backbone, pretrained, cache_dir, arguments)
     raise UserError(f"library {settings.library!r} is not one of open_clip, timm, hf")
