@@ -125,6 +125,14 @@ def test_a_shared_backbone_is_cut_inside_with_all_modalities_in_view(model: Reid
     assert all_scores is not None and alone is not None and not torch.allclose(all_scores[:3], alone)
 
 
+def test_sdtps_stands_where_it_was_trained(model: ReidModel) -> None:
+    with pytest.raises(UserError, match="not trained for @1; they were for @out"):
+        tokensieve.apply(model, "sdtps@1")
+    for wrong in ("sdtps@1,2", "sdtps@1 + sdtps@out"):
+        with pytest.raises(UserError, match="one place only"):
+            build(replace(SMALL, plan=wrong))
+
+
 @torch.no_grad()
 def test_separate_backbones(model: ReidModel) -> None:
     apart = build(replace(SMALL, shared=False)).eval()

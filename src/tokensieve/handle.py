@@ -533,6 +533,11 @@ def _decoder_places(step: Step, decoder: int | None, depth: int) -> list[tuple[i
     return places
 
 
+def places_of(step: Step, tower: Tower) -> list[str]:
+    """What the ledger calls the places of a step in a tower."""
+    return [place_name(layer, part) for layer, part in _places(step, tower.depth)]
+
+
 def _places(step: Step, depth: int) -> list[tuple[int, str]]:
     where = step.where
     if not depth:

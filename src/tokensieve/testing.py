@@ -64,8 +64,9 @@ def decide(method: Method, view: View, keep: int, rest: str = "drop") -> Reducti
     """What the plumbing makes of the method's answer at this view; a part that is missing is a fresh one, in evaluation."""
     if method.part is not None and view.part is None:
         view = replace(view, part=fresh_part(method, view.tokens.shape[2], view.n))
-    if not view.place and hasattr(view.part, "places"):
-        view = replace(view, place=view.part.places()[0])
+    known = view.part.places() if hasattr(view.part, "places") else None
+    if not view.place and known:
+        view = replace(view, place=known[0])
     step = make_step(method, None, Budget.parse(str(keep)), {"rest": rest} if method.selects and rest != "drop" else {})
     return settle(view, method.decide(view, keep, **step.arguments()), rest)
 

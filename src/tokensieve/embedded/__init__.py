@@ -1,8 +1,9 @@
 """The small trained models that ship with the package, so that everything runs on a fresh clone without a download.
 
 `sieve-vit-8` is a CLIP; `sieve-coca-8` is the same CLIP with a decoder that writes captions; `sieve-llava-8` is a LLaVA that
-answers questions, in a folder as transformers' from_pretrained reads it (`llava_path`); `sieve-reid-6` re-identifies people. `register` tells open_clip of the first
-two architectures through open_clip's own API; from then on they are open_clip models like any other:
+answers questions, in a folder as transformers' from_pretrained reads it (`llava_path`); `sieve-reid-6` re-identifies people, in
+a folder as `load_reid` reads it. `register` tells open_clip of the first two architectures through open_clip's own API; from
+then on they are open_clip models like any other:
 
     register()
     model, _, preprocess = open_clip.create_model_and_transforms(MODEL, pretrained=str(weights_path(PRETRAINED)))

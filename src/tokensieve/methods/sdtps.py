@@ -128,7 +128,8 @@ class TokenAggregation(nn.Module):
 class Sdtps(nn.Module):
     """TokenSparse and TokenAggregation of each modality, or (without names) one pair for all.
 
-    patches: N of the images it is for, which sets how many tokens it leaves.
+    patches: N of the images it is for, which sets how many tokens it leaves. place: where it was trained ("out", "3"); None:
+    it may stand anywhere.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Sdtps(nn.Module):
         gumbel: bool = False,
         tau: float = 1.0,
         dim_ratio: float = 0.2,
+        place: str | None = None,
     ) -> None:
         super().__init__()
         mixed = int(round(patches * aggr_ratio * sparse_ratio, 9))
@@ -151,7 +153,7 @@ class Sdtps(nn.Module):
             )
         self.settings: dict[str, Any] = {
             **{"width": width, "patches": patches, "modalities": list(modalities), "sparse_ratio": sparse_ratio},
-            **{"aggr_ratio": aggr_ratio, "beta": beta, "gumbel": gumbel, "tau": tau, "dim_ratio": dim_ratio},
+            **{"aggr_ratio": aggr_ratio, "beta": beta, "gumbel": gumbel, "tau": tau, "dim_ratio": dim_ratio, "place": place},
         }
         self.keep = mixed + 1
         names = tuple(modalities) or (ALL,)
@@ -161,6 +163,11 @@ class Sdtps(nn.Module):
     def budget(self, place: str) -> int:
         """How many tokens it leaves."""
         return self.keep
+
+    def places(self) -> list[str] | None:
+        """Where it may stand; None: anywhere."""
+        place = self.settings["place"]
+        return None if place is None else [place]
 
     def weights_of(self, modality: str) -> tuple[TokenSparse, TokenAggregation]:
         """The pair that serves a modality; "" where the View names none."""

@@ -210,6 +210,7 @@ class ReidModel(nn.Module):
 
 def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
     """The modules of the plan's trained methods, before any training."""
+    from tokensieve.handle import places_of
     from tokensieve.methods.sdtps import Sdtps
     from tokensieve.parts import width_at
 
@@ -219,11 +220,12 @@ def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
             continue
         if step.method.part is not Sdtps:
             raise UserError(f"{step}: of the trained methods a re-identification model learns sdtps only")
-        if step.method.name in made:
-            raise UserError(f"{plan}: sdtps can stand in the plan once")
-        settings, where = model.settings, width_at(step.where, model)
+        tower = open_any(model)
+        settings, where, places = model.settings, width_at(step.where, model), places_of(step, tower)
+        if step.method.name in made or len(places) > 1:
+            raise UserError(f"{plan}: sdtps can stand at one place only")
         if where is None:
-            raise Uncuttable(f"{step}: {open_any(model).apart}; cut @out")
+            raise Uncuttable(f"{step}: {tower.apart}; cut @out")
         made[step.method.name] = Sdtps(
             width=where,
             patches=model.grid[0] * model.grid[1],
@@ -232,6 +234,7 @@ def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
             aggr_ratio=settings.aggr_ratio,
             beta=settings.beta,
             gumbel=settings.gumbel,
+            place=places[0],
         )
     return made
 
