@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,7 +201,76 @@ def vlm_time() -> str:
     return table(["ms", "full", "plan", "speed-up"], rows)
 
 
+REID = {
+    "baseline": "all tokens",
+    "sdtps": "SDTPS",
+    "gumbel": "SDTPS, Gumbel",
+    "random": "`random`",
+    "grid": "`grid`",
+    "anchor": "`anchor`",
+    "sdtps-half": "SDTPS after block 3 of 6",
+    "random-half": "`random` after block 3 of 6",
+    "grid-half": "`grid` after block 3 of 6",
+}
+
+
+def _over_seeds(rows: list[dict[str, Any]], metric: str) -> str:
+    """Mean and standard error over trainings."""
+    values = [100 * row["metrics"][metric] for row in rows]
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+
+
+def reid() -> str:
+    """Trainings of the embedded re-identification, three seeds each."""
+    rows = []
+    for name, title in REID.items():
+        found = read(f"reid_{name}-[0-9].json")
+        cut = found[0]["reduction"]
+        cells = [_over_seeds(found, metric) for metric in ("mAP", "rank_1", "mAP_tokens", "mAP_plain")]
+        rows.append([title, f"{cut['tokens_in']} → {cut['tokens_out']}", *cells, f"{cut['gflops']:.2f}"])
+    return table(["", "patches", "mAP, %", "rank-1, %", "mAP, tokens alone", "mAP, plain alone", "GFLOPs"], rows)
+
+
+def reid_short() -> str:
+    """The same for README: less of it."""
+    wanted = ("baseline", "sdtps", "random", "sdtps-half", "random-half")
+    rows = []
+    for name in wanted:
+        found = read(f"reid_{name}-[0-9].json")
+        cut = found[0]["reduction"]
+        cells = [_over_seeds(found, metric) for metric in ("mAP", "rank_1")]
+        rows.append([REID[name], f"{cut['tokens_in']} → {cut['tokens_out']}", *cells, f"{cut['gflops']:.2f}"])
+    return table(["", "patches", "mAP, %", "rank-1, %", "GFLOPs"], rows)
+
+
+def reid_modalities() -> str:
+    """The shipped model with every combination of modalities."""
+    found = {row["reduction"]["plan"]: row for row in read("reid-modalities_*.json")}
+    plans = sorted(found, key=lambda plan: (not plan.startswith("sdtps"), plan != "none", plan))
+    rows = []
+    for some in found[plans[0]]["run"]["modalities"]:
+        name = some.replace(",", "+")
+        numbers = [(found[plan]["metrics"][f"mAP_{name}"], found[plan]["metrics"][f"rank_1_{name}"]) for plan in plans]
+        rows.append([name, *(f"{100 * ap:.1f} / {100 * first:.1f}" for ap, first in numbers)])
+    return table(["mAP / rank-1, %", *(f"`{plan}`" for plan in plans)], rows)
+
+
+def reid_time() -> str:
+    """Operations and time, all in all and after the cut."""
+    rows = []
+    (bench,) = read("time_reid.json")
+    for row in bench["rows"]:
+        full, cut = row["full"], row["reduced"]
+        cost = [f"{full[key]:.2f} → {cut[key]:.2f}" for key in ("gflops", "gflops_after")]
+        rows.append([f"{row['model']}, `{row['plan']}`", *cost, f"{row['speed_up']:.2f}x", f"{row['speed_up_after']:.2f}x"])
+    return table(["", "GFLOPs", "after the cut", "speed-up", "after the cut"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "reid": reid,
+    "reid_short": reid_short,
+    "reid_modalities": reid_modalities,
+    "reid_time": reid_time,
     "vlm": vlm,
     "vlm_short": vlm_short,
     "vlm_time": vlm_time,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,8 +143,21 @@ def test_modalities_asked_for_are_those_of_the_result(run: Run, model: str, root
     (row,) = done.by_plan.values()
     assert row["run"]["modalities"] == ["RGB,NI", "NI"]
     assert row["metrics"]["mAP"] == pytest.approx(slow_numbers(model, root, "RGBNT201", "sdtps@out", ("RGB", "NI"))[0])
-    assert {name for name in row["metrics"] if name.startswith("mAP_")} == {"mAP_stderr", "mAP_RGB+NI", "mAP_NI"}
+    assert {name for name in row["metrics"] if name.startswith("mAP_")} == {
+        *("mAP_stderr", "mAP_RGB+NI", "mAP_NI", "mAP_plain", "mAP_tokens")
+    }
     assert "modalities alone" not in run("--plan", "sdtps@out", "--modalities", "NI").out
+
+
+def test_branches_are_also_told_alone(run: Run, model: str, root: Path, tmp_path: Path) -> None:
+    """What a model says that was made to compare by one branch only."""
+    both = run("--plan", "sdtps@out", "--modalities", "RGB,NI,TI").by_plan["sdtps@out"]["metrics"]
+    for branch in ("plain", "tokens"):
+        made = load_reid.read(model)
+        made.settings = replace(made.settings, feature=branch)
+        load_reid.save(made, tmp_path / branch)
+        ap, first = slow_numbers(str(tmp_path / branch), root, "RGBNT201", "sdtps@out", ("RGB", "NI", "TI"))
+        assert (both[f"mAP_{branch}"], both[f"rank_1_{branch}"]) == (pytest.approx(ap, abs=1e-6), pytest.approx(first))
 
 
 @pytest.mark.parametrize(("name", "rule", "queries"), [("RGBNT100", "camera", 4), ("MSVR310", "scene", 4)])

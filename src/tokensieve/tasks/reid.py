@@ -1,8 +1,9 @@
 """Re-identification: every query is compared with the whole gallery (ranking.py), by each combination of its modalities.
 
 mAP, rank_k and cmc are those of all modalities that were asked for; what a plan costs and how fast it is, too. Of every
-combination the model sees those images alone, and there are mAP_RGB+NI, rank_1_RGB+NI and so on. mAP_stderr is that of queries;
-those of one identity are not independent of each other, so the true one is larger.
+combination the model sees those images alone, and there are mAP_RGB+NI, rank_1_RGB+NI and so on. Where features are of both
+branches, mAP_plain and mAP_tokens (and rank_1) are of one alone. mAP_stderr is that of queries; those of one identity are not
+independent of each other, so the true one is larger.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tokensieve.errors import UserError, did_you_mean
 from tokensieve.handle import Handle, place
 from tokensieve.models import open_tower
 from tokensieve.models.load_reid import LoadedReid
-from tokensieve.models.reid import ReidModel
+from tokensieve.models.reid import BRANCHES, ReidModel
 from tokensieve.plan import Plan
 from tokensieve.tasks import Encode, Record, Setup, Task
 from tokensieve.tasks.ranking import rank
@@ -124,7 +125,11 @@ class ReidTask(Task):
             "gallery_groups": gallery.groups,
         }
         rankings = {name: rank(query.features[name], gallery.features[name], **about) for name in query.features}
-        numbers = rankings[titled(self.whole)].metrics()
+        whole = titled(self.whole)
+        numbers = rankings[whole].metrics()
+        for branch, part in branches_of(self.setup.loaded.model, query.features[whole].shape[1]).items():
+            of_branch = rank(query.features[whole][:, part], gallery.features[whole][:, part], **about)
+            numbers |= {f"mAP_{branch}": of_branch.mean_ap, f"rank_1_{branch}": of_branch.cmc(1)}
         for some in self.combinations:
             name, of_some = titled(some), rankings[titled(some)]
             numbers |= {f"mAP_{name}": of_some.mean_ap, f"rank_1_{name}": of_some.cmc(1)}
@@ -148,6 +153,14 @@ class ReidTask(Task):
             ids, groups = (torch.cat(parts) for parts in zip(*((b.ids, b.groups) for b in batches), strict=True))
             whole[split] = Compared(features, ids, groups)
         return (whole["test"], whole["test"]) if "test" in whole else (whole["query"], whole["gallery"])
+
+
+def branches_of(model: ReidModel, width: int) -> dict[str, slice]:
+    """Where in a feature of this width each branch stands, if there are two."""
+    if model.settings.feature != "both":
+        return {}
+    each = width // len(BRANCHES)
+    return {name: slice(each * i, each * (i + 1)) for i, name in enumerate(BRANCHES)}
 
 
 def _encode(model: ReidModel, inputs: Mapping[str, Tensor]) -> Tensor:

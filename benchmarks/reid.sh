@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# S5 on the embedded people: trains the baseline, SDTPS and the controls with three seeds each, two trainings at a time, and
+# measures each on the test identities; then the times. FOLDER keeps the trainings (about an hour on two cores); a run that was
+# stopped goes on where it was.
+#   benchmarks/reid.sh FOLDER
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=${1:?a folder for the trainings}
+out=benchmarks/results
+.venv/bin/python benchmarks/reid_variants.py "$work"
+one() {
+  local name; name=$(basename "$1" .yml)
+  [ -e "$2/$name/card.json" ] || .venv/bin/tokensieve train "$1" --resume --quiet
+  OMP_NUM_THREADS=1 .venv/bin/tokensieve eval --task reid --model "$2/$name" --dataset embedded-reid --modalities RGB,NI,TI \
+    --plan "$(.venv/bin/python -c 'import json, sys; print(json.load(open(sys.argv[1]))["plan"])' "$2/$name/config.json")" \
+    --num_workers 0 --skip_existing --quiet --output "$2/$name/test.json"
+  sed "s#$2/##g" "$2/$name/test.json" > "$3/reid_$name.json" # no paths of this machine
+}
+export -f one
+for seed in 1 2 3; do ls "$work"/*-"$seed".yml; done | xargs -P 2 -I {} bash -c "one {} '$work' '$out'"
+.venv/bin/python benchmarks/reid_time.py "$out/time_reid.json"

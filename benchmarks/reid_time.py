@@ -1,0 +1,147 @@
+"""Times of a re-identification model under plans, all of it and what comes after the cut, in one interleaved run.
+
+    python benchmarks/reid_time.py FILE.json
+
+CLIP ViT-B/16 at 256 x 128 and the embedded model's shape, random weights (speed is the same), three modalities. "after" is from
+the block that follows the cut, or from the head where the cut is @out, to the feature; with the selection where that is @out.
+Each plan's "after" stands beside that of the full model from the same place on.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import tokensieve
+from tokensieve import results
+from tokensieve.flops import gflops_within
+from tokensieve.handle import Handle
+from tokensieve.models import open_tower
+from tokensieve.models.reid import ReidModel, Settings, build
+
+SHAPES = {
+    "ViT-B-16, 256 x 128": (Settings("open_clip", "ViT-B-16", (256, 128), cameras=4), 4),
+    "sieve-reid-6": (
+        Settings(
+            "timm",
+            "vit_tiny_patch16_224",
+            (128, 64),
+            arguments={"patch_size": 8, "embed_dim": 128, "depth": 6, "num_heads": 4, "pre_norm": True},
+            cameras=4,
+        ),
+        32,
+    ),
+}
+ROUNDS = 15
+
+
+def plans(depth: int) -> list[str]:
+    half = depth // 2
+    return [f"{method}@{place}{keep}" for place in ("out", half) for method, keep in METHODS]
+
+
+METHODS = (("sdtps", ""), ("random", ":26"), ("grid", ":26"), ("anchor", ":26"))
+
+
+class Clock:
+    """Notes when a module begins, within one call of the model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.began = module, 0.0
+
+    def time(self, run: Any) -> tuple[float, float]:
+        """Seconds of the whole call, and from the module's beginning on."""
+        hook = self.module.register_forward_pre_hook(self._note)
+        try:
+            start = time.perf_counter()
+            run()
+            end = time.perf_counter()
+        finally:
+            hook.remove()
+        return end - start, end - self.began
+
+    def _note(self, module: nn.Module, args: Any) -> None:
+        self.began = time.perf_counter()
+
+
+def encode(model: ReidModel, inputs: dict[str, torch.Tensor], handle: Handle | None) -> None:
+    with torch.inference_mode():
+        if handle is None:
+            model.encode(inputs)
+        else:
+            with handle:
+                model.encode(inputs)
+
+
+def after(model: ReidModel, plan: str) -> list[nn.Module]:
+    """The modules that run from the cut on."""
+    blocks: list[nn.Module] = [block.module for block in open_tower(model).blocks]
+    at = plan.split("@")[1].split(":")[0]
+    return [model.head] if at == "out" else [*blocks[int(at) :], model.head]
+
+
+def measure(name: str, settings: Settings, batch: int) -> list[dict[str, Any]]:
+    from dataclasses import replace
+
+    torch.manual_seed(0)
+    half = build(replace(settings, plan="sdtps")).eval()  # a part inside the backbone
+    depth = open_tower(half).depth
+    model = ReidModel(replace(half.settings, plan="sdtps@out"), dict(half.backbones.items())).eval()
+    parts = {"out": model.parts["sdtps"], str(depth // 2): half.parts["sdtps"]}
+    inputs = {modality: torch.randn(batch, 3, *settings.image_size) for modality in model.modalities}
+    inputs["cameras"] = torch.zeros(batch, dtype=torch.long)
+    handles: dict[str, Handle | None] = {}
+    for plan in plans(depth):
+        weights = {"sdtps": parts[plan.split("@")[1].split(":")[0]]} if plan.startswith("sdtps") else None
+        handles[plan] = tokensieve.apply(model, plan, weights=weights)
+        handles[plan].remove()  # type: ignore[union-attr]
+    timings: dict[str, list[tuple[float, float, float, float]]] = {plan: [] for plan in handles}
+    for turn in range(ROUNDS + 1):
+        for plan, handle in handles.items():
+            clock = Clock(after(model, plan)[0])
+            full = clock.time(partial(encode, model, inputs, None))
+            cut = clock.time(partial(encode, model, inputs, handle))
+            if turn:  # the first round warms up
+                timings[plan].append((*full, *cut))
+    single = {key: value[:1] for key, value in inputs.items()}
+    rows = []
+    for plan, handle in handles.items():
+        full, full_after, cut, cut_after = (statistics.median(column) for column in zip(*timings[plan], strict=True))
+        counted = {}
+        for which, on in (("full", None), ("plan", handle)):
+            run = partial(encode, model, single, on)
+            total = gflops_within(run, model, None)[0]
+            counted[which] = {"gflops": total, "gflops_after": sum(gflops_within(run, model, m)[1] for m in after(model, plan))}
+        assert handle is not None
+        rows.append(
+            {
+                "model": name,
+                "plan": plan,
+                "batch": batch,
+                "tokens_in": handle.ledger[-1].tokens_in,
+                "tokens_out": handle.ledger[-1].tokens_out,
+                "full": {"seconds": full, "seconds_after": full_after, **counted["full"]},
+                "reduced": {"seconds": cut, "seconds_after": cut_after, **counted["plan"]},
+                "speed_up": statistics.median(row[0] / row[2] for row in timings[plan]),
+                "speed_up_after": statistics.median(row[1] / row[3] for row in timings[plan]),
+            }
+        )
+        print(name, plan, f"{rows[-1]['speed_up']:.2f}x", f"after the cut {rows[-1]['speed_up_after']:.2f}x", flush=True)
+    return rows
+
+
+def main(path: Path) -> None:
+    rows = [row for name, (settings, batch) in SHAPES.items() for row in measure(name, settings, batch)]
+    threads = {"threads": torch.get_num_threads(), "rounds": ROUNDS}
+    results.write_json(path, {"rows": rows, **threads, "versions": results.versions()})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
