@@ -183,15 +183,28 @@ def test_the_decision_is_hard_forward_and_soft_backward() -> None:
     (slope,) = torch.autograd.grad((made.score_mask * toward).sum(), made.scores, retain_graph=True)
     scores = made.scores.detach().requires_grad_()
     gumbel = -(-noise.clamp(1e-6, 1 - 1e-6).log()).log()
-    (((scores + gumbel) / 0.7).softmax(-1) * toward).sum().backward()
+    (6 * ((scores + gumbel) / 0.7).softmax(-1) * toward).sum().backward()  # 6 of 12 are kept
     torch.testing.assert_close(slope, scores.grad)
 
 
 def test_noise_is_of_training_only() -> None:
-    part = Sdtps(8, 16, gumbel=True).eval()
-    tokens, own = drawn(2, 16, 8), drawn(2, 8, seed=1)
-    first, again = (sdtps(view_of(tokens, own, part), part.keep).apply(tokens) for _ in range(2))
-    assert torch.equal(first, again)
+    """It is in the slope of the decision; what goes on is decided by the scores alone."""
+    part = Sdtps(8, 16, gumbel=True)
+    tokens, own, toward = drawn(2, 16, 8), drawn(2, 8, seed=1), drawn(2, 16, 8, seed=2)[:, : part.keep]
+
+    def slope(seed: int) -> tuple[Tensor, Tensor]:
+        part.zero_grad()
+        made = sdtps(View(tokens, own[:, None], grid=None, part=part, seed=seed), part.keep).apply(tokens)
+        (made * toward).sum().backward()
+        gradient = part.sparse["all"].score_predictor[0].weight.grad  # type: ignore[index,union-attr]
+        return made.detach(), gradient.clone()  # type: ignore[union-attr]
+
+    part.train()
+    (made, first), (again, other) = slope(0), slope(1)
+    assert torch.equal(made, again) and not torch.allclose(first, other)
+    part.eval()
+    (made, first), (again, other) = slope(0), slope(1)
+    assert torch.equal(made, again) and torch.equal(first, other)
 
 
 def test_equal_patches_do_no_harm() -> None:
@@ -207,6 +220,8 @@ def test_mistakes_are_told() -> None:
     view = view_of(drawn(2, 20, 8), drawn(2, 8), part)
     with pytest.raises(UserError, match="which modality"):
         sdtps(view, part.keep)
+    with pytest.raises(UserError, match="not the same number"):
+        sdtps(view_of(drawn(4, 20, 8), drawn(4, 8), part, modalities=MODALITIES), part.keep)
     with pytest.raises(UserError, match="write sdtps:5"):
         sdtps(view, 7)
     with pytest.raises(UserError, match="leave no token"):

@@ -11,10 +11,11 @@ For a patch v_i of one modality, with the modality's own global feature and thos
 128 patches -> 64 -> 25 + 1 with the default ratios, and 196 -> 98 -> 39 + 1.
 
 How the MLP of s_p learns. Being kept has no gradient, so every kept patch has a gate that is 1 forward; backward it is s, or
-with Gumbel the decision matrix D: hard forward, and backward the softmax of (s + Gumbel noise) / tau over all patches. The
-gates multiply W, whose rows are then brought back to 1: W_ji g_i / sum_i W_ji g_i. So the slope of a gate is W_ji (v_i - v_j),
-the difference that this patch makes to the mixture, and never large. (Subtracting (1 - D) * 1e10 from the logits, the usual
-way to mask, multiplies D's slope by 1e10.) s also weighs the extra token.
+with Gumbel the decision matrix D: hard forward, and backward the softmax of (s + Gumbel noise) / tau over all patches, times
+the number of kept ones, so that both have the same mass. (The noise is in the slope alone: which patches are kept is decided
+by s.) The gates multiply W, whose rows are then brought back to 1: W_ji g_i / sum_i W_ji g_i. So the slope of a gate is
+W_ji (v_i - v_j), the difference that this patch makes to the mixture, and never large. (Subtracting (1 - D) * 1e10 from the
+logits, the usual way to mask, multiplies D's slope by 1e10.) s also weighs the extra token.
 
 Where the modalities are comes with the View: context["modalities"] names the equal parts, one after another, that the batch
 consists of, as the re-identification model stacks them. context["others"], (B, O, D), are the other modalities' global features
@@ -95,7 +96,7 @@ class TokenSparse(nn.Module):
             if self.training:
                 uniform = torch.rand_like(scores) if noise is None else noise
                 soft = soft - (-uniform.clamp(1e-6, 1 - 1e-6).log()).log() / self.tau
-            soft = soft.softmax(-1)
+            soft = index.shape[1] * soft.softmax(-1)  # of the same mass as the hard one
         decision = hard + (soft - soft.detach())
         extra = scores.masked_fill(hard.bool(), -torch.inf).softmax(-1)
         select_tokens = tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[2]))
@@ -194,6 +195,8 @@ def sdtps(view: View, keep: int) -> Reduction:
         patches = part.settings["patches"]
         raise UserError(f"sdtps: its weights leave {part.keep} tokens of {patches}, not {keep}; write sdtps:{part.keep}")
     names = tuple(view.context.get("modalities", ())) or ("",)
+    if len(view.tokens) % len(names):
+        raise UserError(f"sdtps: {len(view.tokens)} images are not the same number of each of {', '.join(names)}")
     own = view.summary()  # (M B, D)
     made = [
         _of_one(*part.weights_of(name), tokens, feature, others, noise)
