@@ -55,7 +55,10 @@ def test_branches_are_the_features_of_each_modality_side_by_side(model: ReidMode
         torch.testing.assert_close(made.features["tokens"][:, part], tokens[:, 1:].mean(1))
     for name in BRANCHES:
         branch = plain.branches[name]
-        necked = (made.features[name] - branch.neck.running_mean) / (branch.neck.running_var + branch.neck.eps).sqrt()
+        mean, var = (
+            torch.cat([getattr(norm, kind) for norm in branch.neck.values()]) for kind in ("running_mean", "running_var")
+        )
+        necked = (made.features[name] - mean) / (var + 1e-5).sqrt()
         torch.testing.assert_close(made.logits[name], necked @ branch.classifier.weight.T)
 
 
@@ -94,6 +97,20 @@ def test_missing_modalities(model: ReidModel, plan: str) -> None:
                     assert not made[name][:, part].any()
                 elif name == "plain" or not plan.startswith("sdtps"):
                     torch.testing.assert_close(made[name][:, part], whole[name][:, part])
+
+
+@torch.no_grad()
+def test_a_missing_modality_is_zero_after_the_neck_and_leaves_its_statistics_alone() -> None:
+    learner = build(replace(SMALL, neck="after", feature="plain")).train()
+    inputs = inputs_for(learner, 4)
+    learner(inputs)
+    before = {name: value.clone() for name, value in learner.branches.state_dict().items()}
+    learner({name: inputs[name] for name in ("RGB", "TI", "cameras")})
+    moved = {name for name, value in learner.branches.state_dict().items() if not torch.equal(value, before[name])}
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert moved == {f"{branch}.neck.{name}.{kind}" for branch in BRANCHES for name in ("RGB", "TI") for kind in statistics}
+    found = learner.eval().encode({"TI": inputs["TI"]})
+    assert not found[:, :64].any() and found[:, 64:].all()
 
 
 def test_unknown_and_no_modalities_are_told(model: ReidModel) -> None:

@@ -155,7 +155,7 @@ def test_every_weight_learns_with_its_own_rate_and_all_is_told(root):
     assert backbone["lr"] == pytest.approx(0.34 * 1e-3) and new["lr"] == pytest.approx(0.34 * 2e-3)
     assert len(backbone["params"]) + len(new["params"]) == sum(p.requires_grad for p in made.model.parameters())
     assert {id(p) for p in backbone["params"]} == {id(p) for p in made.model.backbones.parameters()}
-    assert made.model.training and bool((made.model.branches["plain"].neck.running_mean != 0).any())
+    assert made.model.training and bool((made.model.branches["plain"].neck["RGB"].running_mean != 0).any())
 
 
 def test_weights_of_the_losses_are_the_file_s(root):
@@ -367,7 +367,7 @@ for step in range(3):
         gradients = {name: p.grad.clone() for name, p in made.model.named_parameters() if p.grad is not None}
 mine = torch.cat([value.flatten().float() for value in made.model.state_dict().values()])
 assert torch.equal(made.accelerator.gather(mine).view(2, -1)[0], mine)
-means = made.model.branches["plain"].neck.running_mean
+means = made.model.branches["plain"].neck["RGB"].running_mean
 assert torch.equal(made.accelerator.gather(means).view(2, -1)[1], means)
 first = made.accelerator.process_index * 4
 assert seen == [8 * step + first + i for step in range(3) for i in range(4)], seen

@@ -74,22 +74,36 @@ class Output(NamedTuple):
     logits: dict[str, Tensor]
 
 
+class Neck(nn.ModuleDict):
+    """A batch norm for each modality: one that is missing does not move its own, and stays 0."""
+
+    def __init__(self, width: int, modalities: Sequence[str]) -> None:
+        super().__init__({name: nn.BatchNorm1d(width) for name in modalities})
+        for norm in self.values():
+            norm.bias.requires_grad_(False)  # so that identities are told apart by directions
+
+    def forward(self, feature: Tensor, present: Sequence[str]) -> Tensor:
+        """(B, M E) -> the same, normalised."""
+        parts = zip(self.items(), feature.chunk(len(self), dim=-1), strict=True)
+        return torch.cat([norm(part) if name in present else part for (name, norm), part in parts], dim=-1)
+
+
 class Branch(nn.Module):
     """BNNeck and classifier of one feature."""
 
-    def __init__(self, width: int, identities: int) -> None:
+    def __init__(self, width: int, modalities: Sequence[str], identities: int) -> None:
         super().__init__()
-        self.neck = nn.BatchNorm1d(width)
-        self.neck.bias.requires_grad_(False)  # so that identities are told apart by directions
+        self.neck = Neck(width, modalities)
+        width *= len(modalities)
         self.classifier = nn.Linear(width, identities, bias=False) if identities else None
         if self.classifier is not None:
             nn.init.normal_(self.classifier.weight, std=0.001)
 
-    def forward(self, feature: Tensor) -> Tensor:
-        """The classifier's answer: (B, width) -> (B, identities)."""
+    def forward(self, feature: Tensor, present: Sequence[str]) -> Tensor:
+        """The classifier's answer: (B, M E) -> (B, identities)."""
         if self.classifier is None:
             raise UserError("this model was built without classifiers (identities = 0), so it cannot be trained")
-        logits: Tensor = self.classifier(self.neck(feature))
+        logits: Tensor = self.classifier(self.neck(feature, present))
         return logits
 
 
@@ -113,9 +127,7 @@ class ReidModel(nn.Module):
             self.camera = nn.Parameter(torch.empty(settings.cameras, width(tower)))
             nn.init.trunc_normal_(self.camera, std=0.02)
         self.grid, self.width = measure(first, settings.image_size)
-        self.branches = nn.ModuleDict(
-            {name: Branch(self.width * len(self.modalities), settings.identities) for name in BRANCHES}
-        )
+        self.branches = nn.ModuleDict({name: Branch(self.width, self.modalities, settings.identities) for name in BRANCHES})
         self.parts = nn.ModuleDict(make_parts(Plan.parse(settings.plan), self))
 
     @property
@@ -125,13 +137,14 @@ class ReidModel(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor]) -> Output:
         """Images (B, 3, h, w) by modality, at least one of them, and "cameras" (B,) -> what both branches say."""
         features = self._features(inputs)
-        return Output(features, {name: branch(features[name]) for name, branch in self.branches.items()})
+        return Output(features, {name: branch(features[name], self._present) for name, branch in self.branches.items()})
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """What is compared at test time, (B, F), its branches of unit length where there are two."""
         features = self._features(inputs)
         if self.settings.neck == "after":
-            features = {name: self.branches[name].neck(value) for name, value in features.items()}  # type: ignore[operator]
+            necks: dict[str, Any] = {name: branch.neck for name, branch in self.branches.items()}
+            features = {name: necks[name](value, self._present) for name, value in features.items()}
         if self.settings.feature != "both":
             return features[self.settings.feature]
         return torch.cat([nn.functional.normalize(features[name].float(), dim=-1) for name in BRANCHES], dim=-1)
