@@ -215,6 +215,7 @@ def test_a_backbone_begins_with_an_earlier_training(model: ReidModel, tmp_path: 
     for name, value in model.backbones["shared"].state_dict().items():
         for modality in MODALITIES:
             assert torch.equal(again.backbones[modality].state_dict()[name], value)
+    assert not torch.equal(again.camera, model.camera)  # other cameras
     with pytest.raises(UserError, match="another one"):
         build(replace(SMALL, arguments={**SMALL.arguments, "embed_dim": 48}), str(tmp_path / "first"))
 

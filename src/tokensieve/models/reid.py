@@ -276,8 +276,6 @@ def build(settings: Settings, pretrained: str = "", cache_dir: str | None = None
             if theirs not in before.backbones:
                 raise UserError(f"{earlier} has a backbone for each modality, so it cannot begin one that is shared")
             _take(model.backbones[name], before.backbones[theirs], earlier)
-        if settings.cameras and getattr(before, "camera", None) is not None and before.camera.shape == model.camera.shape:
-            model.camera.data.copy_(before.camera.data)
     return model
 
 
