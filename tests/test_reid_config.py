@@ -46,7 +46,7 @@ def check_recipe(made):
     model, seen, how = made.MODEL, made.INPUT, made.SOLVER
     assert (model.USE_SDTPS, model.plan, model.SDTPS_USE_GUMBEL) == (True, "sdtps@out", False)
     assert (model.SDTPS_SPARSE_RATIO, model.SDTPS_AGGR_RATIO, model.SDTPS_BETA) == (0.5, 0.4, 0.25)
-    assert (model.LIBRARY, model.TRANSFORMER_TYPE, model.PRETRAINED) == ("open_clip", "ViT-B-16", "openai")
+    assert (model.LIBRARY, model.TRANSFORMER_TYPE, model.PRETRAINED) == ("open_clip", "ViT-B-16-quickgelu", "openai")
     assert model.STRIDE_SIZE in (None, (16, 16)) and model.MODALITIES == ("RGB", "NI", "TI")
     assert (model.SHARED_BACKBONE, model.SIE_CAMERA) == (True, True)
     assert (model.ID_LOSS_WEIGHT, model.TRIPLET_LOSS_WEIGHT, model.LABEL_SMOOTH) == (0.25, 1.0, 0.1)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
 import tokensieve
 from tokensieve.errors import UserError
 from tokensieve.handle import Handle
-from tokensieve.models import load_reid, open_tower
+from tokensieve.models import load_reid, load_timm, open_tower
 from tokensieve.models.reid import BRANCHES, ReidModel, Settings, build
 from tokensieve.plan import Plan
 
@@ -220,12 +223,60 @@ def test_a_backbone_begins_with_an_earlier_training(model: ReidModel, tmp_path: 
         build(replace(SMALL, arguments={**SMALL.arguments, "embed_dim": 48}), str(tmp_path / "first"))
 
 
+def test_what_a_library_remarks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As open_clip does of openai's weights in a ViT-B-16 with another GELU."""
+    stock = load_timm.create
+
+    def create(*args: Any, **options: Any) -> Any:
+        warnings.warn("QuickGELU mismatch", stacklevel=1)
+        return stock(*args, **options)
+
+    monkeypatch.setattr(load_timm, "create", create)
+    with pytest.warns(UserWarning, match="QuickGELU mismatch") as told:
+        build(replace(SMALL, shared=False))
+    assert len(told) == 1
+
+
+def test_a_model_is_read_without_fetching_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fetched = []
+    stock = timm.create_model
+    monkeypatch.setattr(load_timm, "_ask_hub_only_if_there", lambda name, cache_dir: None)
+    monkeypatch.setattr(
+        timm, "create_model", lambda name, pretrained, **more: fetched.append((name, pretrained)) or stock(name, **more)
+    )
+    built = build(replace(SMALL, backbone="vit_tiny_patch16_224.augreg_in21k"))
+    load_reid.save(built, tmp_path)
+    load_reid.read(str(tmp_path))
+    assert fetched == [("vit_tiny_patch16_224.augreg_in21k", True), ("vit_tiny_patch16_224", False)]
+    for library in ("timm", "open_clip"):
+        with pytest.raises(UserError, match="hf-hub:some/model brings its own weights"):
+            build(replace(SMALL, library=library, backbone="hf-hub:some/model"))
+
+
+def test_files_of_timm_are_interpolated_and_embedded_blocks_must_fit(tmp_path: Path) -> None:
+    small = replace(SMALL, image_size=(32, 32), plan="none")
+    before = build(small).backbones["shared"]
+    torch.save(before.state_dict(), tmp_path / "weights.pt")
+    larger = build(replace(small, image_size=(64, 32)), str(tmp_path / "weights.pt")).backbones["shared"]
+    assert torch.equal(larger.blocks[1].attn.qkv.weight, before.blocks[1].attn.qkv.weight)  # type: ignore[index,union-attr]
+    assert torch.equal(larger.pos_embed[:, 0], before.pos_embed[:, 0]) and larger.pos_embed.shape[1] == 33  # type: ignore[index,union-attr]
+    clip = {"patch_size": 8, "embed_dim": 128, "depth": 1, "num_heads": 4, "pre_norm": True}
+    build(replace(small, arguments=clip), "scenes-v1")
+    for wrong, told in (
+        ({"pre_norm": False}, "do not fit .*norm_pre"),
+        ({"num_heads": 2}, "heads of width 32; num_heads: 2 of embed_dim: 128"),
+        ({"depth": 9}, r"do not fit .*blocks\.8"),
+    ):
+        with pytest.raises(UserError, match=told):
+            build(replace(small, arguments=clip | wrong), "scenes-v1")
+
+
 @torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "backbone", "size", "grid", "width"),
     [
-        ("open_clip", "ViT-B-16", (256, 128), (16, 8), 512),
+        ("open_clip", "ViT-B-16-quickgelu", (256, 128), (16, 8), 512),
         ("hf", "clip-vit-base-patch16", (256, 128), (16, 8), 512),
         ("hf", "dinov2-base", (224, 112), (16, 8), 768),
         ("timm", "vit_small_patch16_224", (128, 256), (8, 16), 384),

@@ -39,7 +39,7 @@ class Model(Section):
     PLAN: str | None = None
     """What is done to the tokens, such as random@out:26 or sdtps@6; None: sdtps@out, or none without USE_SDTPS."""
     LIBRARY: Literal["open_clip", "timm", "hf"] = "open_clip"
-    TRANSFORMER_TYPE: str = "ViT-B-16"
+    TRANSFORMER_TYPE: str = "ViT-B-16-quickgelu"
     PRETRAINED: str = "openai"
     """A tag of the library's, an embedded name, the folder of an earlier training, or "" for random weights."""
     ARGUMENTS: dict[str, Any] = Field(default_factory=dict)

@@ -178,7 +178,7 @@ def load(
     import open_clip
 
     with remarks() as notes:
-        built, transform = _create(model, pretrained, cache_dir)
+        built, transform = create(model, pretrained, cache_dir)
         with explained(model, pretrained):
             tokenizer = open_clip.get_tokenizer(model, cache_dir=cache_dir)
     if not pretrained and not model.startswith(SCHEMAS):
@@ -216,12 +216,13 @@ def architecture(
     if model_type != "open_clip":
         raise UserError(f"--model_type {model_type} has no architectures to measure; use open_clip, hf or timm.")
     with remarks():
-        return _create(model, pretrained, cache_dir, image_size)[0]
+        return create(model, pretrained, cache_dir, image_size)[0]
 
 
-def _create(
+def create(
     model: str, pretrained: str, cache_dir: str | None = None, image_size: int | tuple[int, int] | None = None
 ) -> tuple[Any, Any]:
+    """open_clip's model and its transform."""
     import open_clip
 
     from tokensieve import embedded

@@ -104,7 +104,7 @@ def backbone(
         made = transformers.AutoConfig.for_model(**config)
         kind = getattr(transformers, (made.architectures or [""])[0], transformers.AutoModel)
         options = _unpooled(made.model_type)
-        with remarks(), quiet():
+        with quiet():
             make = kind._from_config if kind is not transformers.AutoModel else kind.from_config
             return _without_text(make(made, dtype=torch.float32, **options)), config
     if model in ARCHITECTURES and not os.path.isdir(model):
@@ -112,7 +112,7 @@ def backbone(
     else:
         check(model, pretrained)
         where = _where(model, pretrained, cache_dir)
-        with remarks(), quiet(), explained(model, pretrained):
+        with quiet(), explained(model, pretrained):
             found = _build(model, _config(model, where), where)
     made = found.config.to_dict() | {"architectures": [type(found).__name__], "model_type": found.config.model_type}
     return _without_text(found), json.loads(json.dumps(made, default=str))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from typing import Any
 
 import torch
@@ -89,24 +91,37 @@ def create(
         if from_file:
             heads = built.pretrained_cfg.get("classifier") or ()
             heads = tuple(f"{head}." for head in ((heads,) if isinstance(heads, str) else heads))
-            state = timm.models.load_state_dict(pretrained, weights_only=True)
+            state = _fitted(pretrained, built)
             built.load_state_dict({key: value for key, value in state.items() if not key.startswith(heads)})
     return built
 
 
-def take_clip(model: Any, path: str) -> None:
+def take_clip(model: Any, path: str, head_width: int) -> None:
     """Begin a VisionTransformer with the image tower of an open_clip file: its first blocks, where it has more of them.
 
-    timm itself knows that format, and interpolates the position embeddings.
+    timm itself knows that format. The projection is left out; anything else that does not fit is a UserError, and so are heads
+    of another width, which the weights do not tell.
     """
-    import timm
-    from timm.models.vision_transformer import checkpoint_filter_fn
+    heads, width = model.blocks[0].attn.num_heads, model.embed_dim
+    if width != heads * head_width:
+        raise UserError(f"{path} has attention heads of width {head_width}; num_heads: {heads} of embed_dim: {width} do not")
+    more = re.compile(r"head\.|blocks\.(\d+)\.")
+    state = {}
+    for name, value in _fitted(path, model).items():
+        found = more.match(name)
+        if found is None or (found[1] and int(found[1]) < len(model.blocks)):
+            state[name] = value.float()
+    with explained(type(model).__name__, path):
+        model.load_state_dict(state)
 
-    state = checkpoint_filter_fn(timm.models.load_state_dict(path, weights_only=True), model)
-    lacking = sorted(set(model.state_dict()) - set(state))
-    if lacking:
-        raise UserError(f"{path} lacks {len(lacking)} tensors of this model, which would be random: {', '.join(lacking[:3])}")
-    model.load_state_dict({name: value.float() for name, value in state.items() if name in model.state_dict()})
+
+def _fitted(path: str, model: Any) -> dict[str, Any]:
+    """The tensors of a file as timm turns them into those of this model, position embeddings interpolated."""
+    import timm
+
+    state = timm.models.load_state_dict(path, weights_only=True)
+    fit = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    return dict(state if fit is None else fit(state, model))
 
 
 def _ask_hub_only_if_there(name: str, cache_dir: str | None) -> None:

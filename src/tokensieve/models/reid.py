@@ -14,6 +14,7 @@ inside a shared backbone (@3) it sees the CLS tokens of that depth.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -263,11 +264,20 @@ def build(settings: Settings, pretrained: str = "", cache_dir: str | None = None
     if len(set(settings.modalities)) != len(settings.modalities) or not settings.modalities:
         raise UserError(f"modalities: {list(settings.modalities)}: name each once, one at least")
     earlier = pretrained if load_reid.is_model(pretrained) else ""
+    if settings.backbone.startswith(load.SCHEMAS):
+        raise UserError(f"{settings.backbone} brings its own weights; give the name of its architecture, and them as a file")
+    if settings.library == "timm" and "." in settings.backbone:  # what is saved names no weights, which would be fetched again
+        load_timm.check(settings.backbone, pretrained)
+        name, _, pretrained = settings.backbone.partition(".")
+        settings = replace(settings, backbone=name)
     names = (SHARED,) if settings.shared else settings.modalities
     backbones = {}
-    for name in names:
-        backbones[name], arguments = make_backbone(settings, "" if earlier else pretrained, cache_dir)
-        settings = replace(settings, arguments=arguments)
+    with load.remarks() as notes:
+        for name in names:
+            backbones[name], arguments = make_backbone(settings, "" if earlier else pretrained, cache_dir)
+            settings = replace(settings, arguments=arguments)
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
     model = ReidModel(settings, backbones)
     if earlier:
         before = load_reid.read(earlier)
@@ -292,19 +302,20 @@ def make_backbone(settings: Settings, pretrained: str, cache_dir: str | None) ->
     one; and the arguments that make it again."""
     arguments = dict(settings.arguments)
     if settings.library == "open_clip":
+        load.check(settings.backbone, pretrained)
         try:
-            made = load.architecture(settings.backbone, pretrained, settings.image_size, cache_dir=cache_dir)
+            made, _ = load.create(settings.backbone, pretrained, cache_dir, settings.image_size)
         except AssertionError as error:  # open_clip's word for fixed position embeddings that are square
             raise UserError(f"{settings.backbone} cannot have images of {settings.image_size}: {error}") from error
         return made.visual, arguments
     if settings.library == "timm":
         ours = pretrained == embedded.PRETRAINED  # of the embedded CLIP, in open_clip's format
         load_timm.check(settings.backbone, "" if ours else pretrained)
-        with load.remarks():
-            size = settings.image_size
-            built = load_timm.create(settings.backbone, "" if ours else pretrained, cache_dir, size, **arguments)
+        size = settings.image_size
+        built = load_timm.create(settings.backbone, "" if ours else pretrained, cache_dir, size, **arguments)
         if ours:
-            load_timm.take_clip(built, str(embedded.weights_path(pretrained)))
+            head = embedded.architecture()["vision_cfg"]["head_width"]
+            load_timm.take_clip(built, str(embedded.weights_path(pretrained)), head)
         return built, arguments
     if settings.library == "hf":
         return load_hf.backbone(settings.backbone, pretrained, cache_dir, arguments)
