@@ -137,7 +137,7 @@ class Handle:
                 if cut.step.where.part != "out":
                     raise Uncuttable(f"{cut.step}: {self._tower.apart}; cut @out")
             self._tower.check()
-            self.notes = foresee(cuts, self._tower)
+            self.notes = foresee(cuts, self._tower, self.parts)
         elif self._cuts:
             assert vlm is not None
             raise Uncuttable(f"{self._cuts[0].step}: {vlm.reason}")
@@ -163,7 +163,8 @@ class Handle:
         """Puts the plan on the model; nothing changes where it is on already."""
         if self._undo or self.plan.is_identity:
             return self
-        on = [block.module.__dict__.get("forward") for block in self._tower.blocks] if self._tower else []
+        cut = [*(block.module for block in self._tower.blocks), self._tower.head] if self._tower else []
+        on = [module.__dict__.get("forward") for module in cut if module is not None]
         on += [self._decoding.vlm.inner.__dict__.get("get_image_features")] if self._decoding else []
         if any(isinstance(function, Patch) for function in on):
             raise UserError("another plan is on this model already; remove() its handle first")
@@ -418,10 +419,11 @@ class Handle:
 
     def _numbers(self, images: int) -> Tensor:
         """The numbers of the images of a batch within the run: (B,)."""
+        spread = self._tower.spread if self._tower is not None else lambda samples: samples
         if self.samples is not None:
-            return self.samples if self._tower is None else self._tower.spread(self.samples)
-        first, self._seen = self._seen, self._seen + images
-        return torch.arange(first, self._seen)
+            return spread(self.samples)
+        first, self._seen = self._seen, self._seen + images // len(spread(torch.zeros(1)))  # an object may have several images
+        return spread(torch.arange(first, self._seen))
 
     def _decide(
         self,
@@ -564,7 +566,7 @@ def all_kept(cut: Cut, n: int) -> str:
     return f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {asked}: everything is kept"
 
 
-def foresee(cuts: list[Cut], tower: Tower) -> list[str]:
+def foresee(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> list[str]:
     """Walks the token counts through the plan: an error where nothing would be left, notes where nothing is cut."""
     notes, n = [], tower.grid[0] * tower.grid[1]
     for cut in cuts:
@@ -573,6 +575,8 @@ def foresee(cuts: list[Cut], tower: Tower) -> list[str]:
             raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")
         if keep == n:
             notes.append(all_kept(cut, n))
+        elif cut.step.method.mixes and (part := parts.get(cut.step.method.name)) and part.budget(cut.name) != keep:
+            raise UserError(f"{cut.step}: its weights leave {part.budget(cut.name)} tokens, not {keep}; leave the number out")
         elif cut.step.rest == "zero" and tower.pools_cls:
             notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens become 0")
         n = keep + 1 if cut.step.rest == "fuse" and keep < n else keep
