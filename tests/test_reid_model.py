@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import tokensieve
+from tokensieve import parts
 from tokensieve.errors import UserError
 from tokensieve.handle import Handle
 from tokensieve.models import load_reid, load_timm, open_tower
@@ -124,6 +125,23 @@ def test_unknown_and_no_modalities_are_told(model: ReidModel) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("shared", [True, False])
+def test_objects_are_counted_so_that_batches_do_not_matter(shared: bool) -> None:
+    """Without numbers: in one batch, in two, or with a modality less before, each object is cut in the same way."""
+    counted = build(replace(SMALL, shared=shared)).eval()
+    inputs = inputs_for(counted, 4)
+    with tokensieve.apply(counted, "random@out:9") as handle:
+        counted(inputs)
+        whole = handle.kept
+    for first in (MODALITIES, ("NI",)):
+        with tokensieve.apply(counted, "random@out:9") as handle:
+            counted({name: inputs[name][:1] for name in (*first, "cameras")})
+            counted({name: value[1:] for name, value in inputs.items()})
+            assert whole is not None and handle.kept is not None
+            assert torch.equal(handle.kept.view(3, 3, 9), whole.view(3, 4, 9)[:, 1:])
+
+
+@torch.no_grad()
 def test_merging_at_the_output_pools_as_the_whole(model: ReidModel) -> None:
     """Means weighted by sizes: what is merged and not dropped has the same mean as everything."""
     inputs = inputs_for(model)
@@ -148,6 +166,10 @@ def test_a_shared_backbone_is_cut_inside_with_all_modalities_in_view(model: Reid
 def test_sdtps_stands_where_it_was_trained(model: ReidModel) -> None:
     with pytest.raises(UserError, match="not trained for @1; they were for @out"):
         tokensieve.apply(model, "sdtps@1")
+    for wrong in ("sdtps@out:9", "sdtps@out:50%"):
+        with pytest.raises(UserError, match=r"its weights leave 7 tokens, not \d+; leave the number out"):
+            tokensieve.apply(model, wrong)
+    tokensieve.apply(model, "sdtps@out:7").remove()
     for wrong in ("sdtps@1,2", "sdtps@1 + sdtps@out"):
         with pytest.raises(UserError, match="one place only"):
             build(replace(SMALL, plan=wrong))
@@ -161,11 +183,27 @@ def test_separate_backbones(model: ReidModel) -> None:
     for plan in ("sdtps@out", "random@out:9", "grid@out:9(rest=merge)"):
         with tokensieve.apply(apart, plan) as handle:
             made = apart(inputs)
+            with pytest.raises(UserError, match="another plan is on this model"):
+                tokensieve.apply(apart, "random@out:5")
         assert made.features["tokens"].shape == (3, 96) and handle.ledger[-1].tokens_in == 32
+    assert "forward" not in apart.head.__dict__
     assert not torch.allclose(made.features["plain"][:, :32], model(inputs).features["plain"][:, :32])
     for plan in ("random@1:9", "anchor@out:12", "random:9"):
         with pytest.raises((UserError, tokensieve.Uncuttable), match="backbone of its own"):
             tokensieve.apply(apart, plan)
+
+
+def test_every_backbone_is_signed_and_only_our_models_have_parts_of_their_own() -> None:
+    apart = build(replace(SMALL, shared=False))
+    before = parts.origin(apart)
+    assert len(before["tower"]) == 6
+    with torch.no_grad():
+        next(open_tower(apart.backbones["TI"]).blocks[1].module.parameters()).add_(1)
+    assert not parts.same(parts.origin(apart), before)
+    stranger = build(replace(SMALL, plan="none")).backbones["shared"]
+    stranger.parts = apart.parts
+    with pytest.raises(UserError, match="sdtps needs trained weights"):
+        tokensieve.apply(stranger, "sdtps@out")
 
 
 @torch.no_grad()
@@ -202,9 +240,11 @@ def test_files(model: ReidModel, tmp_path: Path) -> None:
     assert loaded.model.settings == model.settings and loaded.fingerprint
     with tokensieve.apply(model, model.plan), tokensieve.apply(loaded.model, loaded.model.plan):
         assert torch.equal(loaded.model.encode(inputs), model.encode(inputs))
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
-    with pytest.raises(UserError, match="damaged"):
-        load_reid.load(str(folder))
+    weights = (folder / "model.safetensors").read_bytes()
+    for wrong in (weights[:-100], weights[:-1] + bytes([weights[-1] ^ 1])):
+        (folder / "model.safetensors").write_bytes(wrong)
+        with pytest.raises(UserError, match="damaged, its weights are not those that were saved"):
+            load_reid.load(str(folder))
     (folder / "config.json").write_text(json.dumps({"format": "something else"}))
     with pytest.raises(UserError, match="holds no re-identification model"):
         load_reid.load(str(folder))

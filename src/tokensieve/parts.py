@@ -22,6 +22,7 @@ import tokensieve
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.methods import REGISTRY, Method, get_method
 from tokensieve.models import Tower, open_tower, open_vlm
+from tokensieve.models.reid import ReidModel
 from tokensieve.plan import Plan, Where
 
 Weights = str | Path | Sequence[str | Path] | Mapping[str, nn.Module] | None
@@ -177,8 +178,9 @@ def checksum(part: nn.Module | Mapping[str, Tensor]) -> str:
 def origin(model: nn.Module) -> dict[str, list[float | None]]:
     """What tells models apart, whatever the number format they are held in: signatures of the tower and of the decoder."""
     vlm = open_vlm(model)
-    tower = vlm.tower if vlm else open_tower(model)
-    signed = {"tower": signature([block.module for block in tower.blocks] if tower else [])}
+    bodies = list(model.backbones.values()) if isinstance(model, ReidModel) else [model]
+    towers = [vlm.tower] if vlm else [open_tower(body) for body in bodies]
+    signed = {"tower": signature([block.module for tower in towers if tower for block in tower.blocks])}
     return signed | {"decoder": signature(vlm.decoder.layers)} if vlm else signed
 
 
@@ -238,8 +240,7 @@ def width_at(where: Where, model: nn.Module) -> int | None:
 
 
 def _own(model: nn.Module) -> Mapping[str, nn.Module]:
-    parts: Any = getattr(model, "parts", None)
-    return dict(parts.items()) if isinstance(parts, nn.ModuleDict) else {}
+    return dict(model.parts.items()) if isinstance(model, ReidModel) else {}
 
 
 def _check_trainable(name: str, source: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,24 +61,28 @@ def save(model: ReidModel, folder: Path, half: bool = False) -> None:
     if half:
         state = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / WEIGHTS, pack(state))
-    write_json(folder / CONFIG, {"format": FORMAT, **model.settings.to_json()})
+    packed = pack(state)
+    write_bytes(folder / WEIGHTS, packed)
+    told = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest()}
+    write_json(folder / CONFIG, told | model.settings.to_json())
 
 
 def read(name: str) -> ReidModel:
     """The model in evaluation mode on the CPU; a UserError if it is damaged."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors.torch import load as unpack
 
     check(name)
     folder = place(name)
-    told: Mapping[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    told: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    del told["format"]
     try:
-        settings = Settings.read({key: value for key, value in told.items() if key != "format"})
-        model = build(settings)
-        state = {
-            key: value.float() if value.is_floating_point() else value for key, value in load_file(folder / WEIGHTS).items()
-        }
+        packed = (folder / WEIGHTS).read_bytes()
+        found = hashlib.sha256(packed).hexdigest()
+        if told.pop("sha256", found) != found:
+            raise UserError(f"{name}: damaged, its weights are not those that were saved; copy it again, or train it again")
+        model = build(Settings.read(told))
+        state = {key: value.float() if value.is_floating_point() else value for key, value in unpack(packed).items()}
         model.load_state_dict(state)
     except UserError:
         raise
