@@ -252,6 +252,18 @@ def test_files(model: ReidModel, tmp_path: Path) -> None:
         load_reid.check("sieve-reid")
 
 
+@torch.no_grad()
+def test_small_files_are_as_good(model: ReidModel, tmp_path: Path) -> None:
+    load_reid.save(model, tmp_path / "whole")
+    load_reid.save(model, tmp_path / "small", small=True)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("small", "whole")]
+    small, inputs = load_reid.read(str(tmp_path / "small")), inputs_for(model)
+    torch.testing.assert_close(small.encode(inputs), model.encode(inputs), atol=0.02, rtol=0)
+    assert sizes[0] < 0.6 * sizes[1] and small.settings.identities == 0
+    with pytest.raises(UserError, match="without classifiers"):
+        small(inputs)
+
+
 def test_a_backbone_begins_with_an_earlier_training(model: ReidModel, tmp_path: Path) -> None:
     load_reid.save(model, tmp_path / "first")
     again = build(replace(SMALL, identities=9, plan="none", shared=False), str(tmp_path / "first"))

@@ -23,7 +23,7 @@ MODEL, PRETRAINED = "sieve-vit-8", "scenes-v1"
 CAPTIONER, CAPTIONER_PRETRAINED = "sieve-coca-8", "captions-v1"
 MODELS = {MODEL: (PRETRAINED,), CAPTIONER: (CAPTIONER_PRETRAINED,)}  # the weights that ship for each model
 LLAVA = "sieve-llava-8"
-REID = "sieve-reid-6"
+REID, REID_PRETRAINED = "sieve-reid-6", "sieve-reid-6-pretrain"  # the latter is what the former began with
 DATASET = "embedded"
 
 _FOLDER = Path(__file__).parent

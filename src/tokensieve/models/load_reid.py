@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tokensieve.models.load import Loaded, identity, no_text
 from tokensieve.models.reid import ReidModel, Settings, build
 
 EMBEDDED = embedded.REID
+OURS = (EMBEDDED, embedded.REID_PRETRAINED)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = "tokensieve reid 1"
 
@@ -27,7 +28,7 @@ class LoadedReid(Loaded):
 
 def place(name: str) -> Path:
     """The folder of a model: one of ours by its name, or the user's."""
-    return embedded.reid_path(name) if name == EMBEDDED else Path(name)
+    return embedded.reid_path(name) if name in OURS else Path(name)
 
 
 def is_model(name: str) -> bool:
@@ -47,24 +48,27 @@ def check(name: str) -> None:
     what = "holds no re-identification model (config.json, model.safetensors)" if Path(name).is_dir() else "is no folder"
     raise UserError(
         f"--model {name} {what}; give the folder of a training (tokensieve train configs/embedded_reid.yml), or "
-        f"{EMBEDDED}.{did_you_mean(name, [EMBEDDED])}"
+        f"{EMBEDDED}.{did_you_mean(name, OURS)}"
     )
 
 
-def save(model: ReidModel, folder: Path, half: bool = False) -> None:
-    """Write the model, each file whole or not at all. half: weights in 16 bits, for those that ship."""
+def save(model: ReidModel, folder: Path, small: bool = False) -> None:
+    """Write the model, each file whole or not at all. small: in 16 bits and without classifiers, as those that ship."""
     from safetensors.torch import save as pack
 
     from tokensieve.results import write_bytes, write_json
 
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    if half:
+    settings = model.settings
+    if small:
+        settings = replace(settings, identities=0)
+        state = {name: value for name, value in state.items() if ".classifier." not in name}
         state = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
     packed = pack(state)
     write_bytes(folder / WEIGHTS, packed)
     told = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest()}
-    write_json(folder / CONFIG, told | model.settings.to_json())
+    write_json(folder / CONFIG, told | settings.to_json())
 
 
 def read(name: str) -> ReidModel:
