@@ -192,6 +192,7 @@ def test_gallery_is_ranked_by_distance_without_the_own_camera(model: str, root: 
     ]
 
 
+@pytest.mark.slow
 def test_right_and_wrong_differ_in_sign_and_colour() -> None:
     images = {name: Image.new("RGB", (16, 32), (90, 90, 90)) for name in ("RGB", "NI")}
     found = [reid_pictures.Found(images, [f"id {n}", "camera 1"], 0.1 * n, n == 2) for n in range(3)]
@@ -248,7 +249,7 @@ def test_second_file_of_a_modality_begins_another_object(tmp_path: Path) -> None
         (["RGBNT201:1"], {"modalities": "RGB,NIR"}, "'NIR' is not one of the model's, RGB, NI, TI. Did you mean 'NI'?"),
         (["RGBNT201:1"], {"modalities": ","}, "not one of the model's"),
         (["RGBNT201:1"], {"model": "nowhere"}, "nowhere is no folder"),
-        (["RGBNT201:1"], {"plan": "sdtps:8"}, "7 tokens of 32, not 8"),
+        (["RGBNT201:1"], {"plan": "sdtps@out:8"}, "leave 7 tokens, not 8"),
         (["RGBNT201:1"], {"plan": "sdps@out"}, "sdtps"),
         (["RGBNT201:1"], {"question": "who?"}, "--question does not go with"),
         (["RGBNT201:1"], {"model_type": "vlm"}, "--model_type vlm does not go with"),

@@ -97,6 +97,7 @@ def slow_numbers(model: str, root: Path, name: str, plan: str, modalities: tuple
     return sum(ap for ap, _ in found) / len(found), sum(first == 1 for _, first in found) / len(found)
 
 
+@pytest.mark.slow
 def test_by_default_a_model_is_compared_with_controls_by_every_combination(run: Run, model: str, root: Path) -> None:
     done = run()
     assert set(done.by_plan) == {"sdtps@out", "none", "random@out:7", "grid@out:7", "anchor@out:7"}
