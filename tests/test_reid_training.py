@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,8 +21,9 @@ from tests.test_distributed import free_port
 from tokensieve import UserError, training
 from tokensieve.cli import main
 from tokensieve.config_reid import ReidTraining
-from tokensieve.models import load_reid
-from tokensieve.training import checkpoint, reid_losses
+from tokensieve.models import load_reid, load_timm
+from tokensieve.training import checkpoint, reid, reid_losses
+from tokensieve.training.processes import start_accelerator
 from tokensieve.training.reid import ReidLearner
 
 ROOT = Path(__file__).parent.parent
@@ -261,7 +264,7 @@ def test_a_run_learns_and_writes_what_was_promised(root, tmp_path, capsys):
     assert card["accuracy"]["val"]["mAP"] == round(result["mAP"], 4)
     state = torch.load(run / f"checkpoints/best/model_step_{result['step']}.pt", weights_only=True)
     loaded = load_reid.load(str(run), torch.device("cpu"))
-    assert same({k: v for k, v in loaded.model.state_dict().items() if "classifier" not in k}, state)
+    assert same(loaded.model.state_dict(), state)
     assert loaded.model.plan == "sdtps@out" and not loaded.model.training
     inputs = {name: torch.randn(2, 3, 32, 16) for name in ("RGB", "TI")}
     with torch.no_grad(), tokensieve.apply(loaded.model, loaded.model.plan) as handle:
@@ -273,6 +276,7 @@ def test_a_run_learns_and_writes_what_was_promised(root, tmp_path, capsys):
     assert same(other.model.backbones.state_dict(), loaded.model.backbones.state_dict())
 
 
+@pytest.mark.slow
 def test_without_validation_the_last_weights_are_taken(root, tmp_path):
     run = tmp_path / "run"
     made = settings(root, run, how={"MAX_STEPS": 4, "WARMUP_EPOCHS": 0, "MAX_EPOCHS": 3})
@@ -281,11 +285,25 @@ def test_without_validation_the_last_weights_are_taken(root, tmp_path):
     result = json.loads((run / "result.json").read_text())
     assert result["step"] == result["steps"] == 4 and "mAP" not in result
     last, _ = checkpoint.latest(run / "checkpoints")
-    loaded = load_reid.load(str(run), torch.device("cpu")).model.state_dict()
-    assert same({name: value for name, value in loaded.items() if "classifier" not in name}, last.state["learner"]["model"])
+    trained = load_reid.load(str(run), torch.device("cpu")).model
+    weights, loaded = run / "sdtps.safetensors", trained.state_dict()
+    assert same(loaded, last.state["learner"]["model"])
     assert len(last.state["learner"]["recipe"]["fingerprints"]) == 1
+    inputs, made = {name: torch.randn(2, 3, 32, 16) for name in ("RGB", "TI")}, []
+    for own in (True, False):  # the model's own part, then that of the file
+        with torch.no_grad(), tokensieve.apply(trained, "sdtps@out", weights=None if own else weights):
+            made.append(trained.encode(inputs))
+        for parameter in trained.parts.parameters():
+            parameter.data.zero_()
+    assert torch.equal(*made)
+    next(trained.backbones.parameters()).data.add_(1)
+    tokensieve.apply(trained, "sdtps@out", weights=weights).remove()  # what is before the blocks is not signed
+    trained.backbones["shared"].blocks[0].attn.qkv.weight.data.mul_(2)
+    with pytest.raises(UserError, match=r"sdtps was trained on vit_tiny_patch16_224, and this model .* other weights"):
+        tokensieve.apply(trained, "sdtps@out", weights=weights)
 
 
+@pytest.mark.slow
 def test_the_best_step_is_chosen_by_validation(root, tmp_path, monkeypatch):
     run, found = tmp_path / "run", iter([0.9, 0.2])
     monkeypatch.setattr(ReidLearner, "evaluate", lambda self, index: {"mAP": next(found)})
@@ -295,7 +313,6 @@ def test_the_best_step_is_chosen_by_validation(root, tmp_path, monkeypatch):
     kept = torch.load(run / "checkpoints/best/model_step_6.pt", weights_only=True)
     last = torch.load(run / "checkpoints/model_step_12.pt", weights_only=True)
     loaded = load_reid.load(str(run), torch.device("cpu")).model.state_dict()
-    loaded = {name: value for name, value in loaded.items() if "classifier" not in name}
     assert same(loaded, kept) and not same(loaded, last)
 
 
@@ -425,7 +442,9 @@ def made_of(root):
         ),
         ({"INPUT": {"SIZE": [34, 16]}}, "INPUT.SIZE: 34 x 16 is no multiple"),
         ({"model": {"TRANSFORMER_TYPE": "vit_tny"}}, "MODEL: timm has no model 'vit_tny'"),
-        ({"model": {"PRETRAINED": "no/such/folder"}}, "MODEL: "),
+        ({"model": {"PRETRAINED": "no/such/folder"}}, "MODEL: PRETRAINED no/such/folder: there is no such file"),
+        ({"model": {"PLAN": "random@out:100%"}}, "MODEL: random@out:100%: .* everything is kept, so there is nothing to learn"),
+        ({"model": {"PLAN": "sdtps@out:5"}}, "MODEL: sdtps@out:5: its weights leave 7 tokens, not 5"),
         ({"model": {"PLAN": "sdtps@5"}}, "MODEL: sdtps@5: no layer 5 in a tower of 2 blocks"),
         ({"model": {"PLAN": "learned@1:4"}}, "MODEL: learned@1:4"),
         ({"model": {"PLAN": "sdtps@1", "SHARED_BACKBONE": False}}, "MODEL: sdtps@1: .*@out"),
@@ -438,6 +457,34 @@ def made_of(root):
 def test_what_cannot_be_trained_is_told_before_the_first_step(root, given, told):
     with pytest.raises(UserError, match=told):
         learner(root, **given)
+
+
+def test_a_process_needs_two_identities_for_its_triplets(root, monkeypatch):
+    alone = start_accelerator("cpu", "no", 1, "")
+    four = SimpleNamespace(device=alone.device, mixed_precision="no", num_processes=4, process_index=1, is_main_process=False)
+    monkeypatch.setattr(reid, "start_accelerator", lambda *args: four)
+    with pytest.raises(UserError, match=r"SOLVER.IMS_PER_BATCH: 4 identities shared by 4 processes .*; write 16"):
+        learner(root)
+    made = learner(root, model={"TRIPLET_LOSS_WEIGHT": 0})
+    monkeypatch.setattr(reid.loop, "processes", lambda made: SimpleNamespace(everyone=lambda value: [3, 4, 0, 0]))
+    made.restore(made.state())
+    assert made.broken == 4
+
+
+def test_what_libraries_remark_is_printed_and_another_number_format_is_another_run(root, monkeypatch, capsys):
+    stock = load_timm.create
+
+    def create(*args, **more):
+        warnings.warn("a remark", stacklevel=1)
+        return stock(*args, **more)
+
+    monkeypatch.setattr(load_timm, "create", create)
+    made = learner(root)
+    assert capsys.readouterr().err == "a remark\n"
+    begun = made.state()
+    begun["recipe"]["SOLVER"]["MIXED_PRECISION"] = "fp16"
+    with pytest.raises(UserError, match=r"begun with other values of SOLVER.MIXED_PRECISION"):
+        made.restore(begun)
 
 
 def test_too_many_identities_for_validation(root):
@@ -459,7 +506,11 @@ def test_broken_images_are_replaced_and_counted(root, tmp_path, capsys):
     made = learner(tmp_path / "data", loader={"MAX_BROKEN": 0.2})
     for step in range(3):
         made.step(step)
-    assert 0 < made.broken == made.state()["broken"] and "another shot of the same identity" in capsys.readouterr().err
+    assert (
+        made.broken
+        and made.state()["broken"] == [made.broken]
+        and "another shot of the same identity" in capsys.readouterr().err
+    )
     told = made.evaluate(3)
     assert told["unreadable"] == 1 and told["queries"] == 11
     made = learner(tmp_path / "data", loader={"MAX_BROKEN": 0.0})

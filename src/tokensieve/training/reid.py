@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tokensieve import config as configuration
-from tokensieve import results
+from tokensieve import parts, results
 from tokensieve.config_reid import ReidTraining
 from tokensieve.data import reid as data
 from tokensieve.data.images import BrokenImage
@@ -36,6 +37,7 @@ from tokensieve.data.reid_batches import Augment, Balanced, Plain, inputs_of
 from tokensieve.errors import UserError
 from tokensieve.handle import Handle
 from tokensieve.models import load_reid, reid
+from tokensieve.models.load import remarks
 from tokensieve.plan import Plan
 from tokensieve.tasks import ranking
 from tokensieve.training import checkpoint, loop, reid_losses
@@ -44,6 +46,7 @@ from tokensieve.training.log import loss_curve
 from tokensieve.training.processes import average, start_accelerator
 
 Inputs = dict[str, Tensor]
+KEYS = {"--pretrained": "PRETRAINED", "--model": "TRANSFORMER_TYPE", "--dataset_root": "ROOT_DIR"}  # what commands call them
 
 
 class ReidLearner:
@@ -58,14 +61,19 @@ class ReidLearner:
         self.train_data, self.val_data = self._read()
         torch.manual_seed(self.how.SEED)
         with named("MODEL"):
-            self.model = reid.build(self._settings(), config.MODEL.PRETRAINED).to(self.device).train()
+            with remarks() as notes:
+                self.model = reid.build(self._settings(), config.MODEL.PRETRAINED).to(self.device).train()
+            self._tell(notes)
             self._check_patches()
             self.handle = Handle(self.model, Plan.parse(config.MODEL.plan), self.how.SEED, parts=self.model.parts)
+            for note in self.handle.notes:
+                raise UserError(f"{note}, so there is nothing to learn; keep fewer")
         self.norms: list[Any] = [module for module in self.model.modules() if isinstance(module, nn.BatchNorm1d)]
         self.optimizer = self._optimizer()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.accelerator.mixed_precision == "fp16")
         with named("SOLVER.IMS_PER_BATCH"):
             self.batches = self._batches_from(0)
+            self._check_triplets()
         self.steps, self.warmup = self._count_steps()
         self.seconds = 0.0
         self.broken = 0  # objects of this process that another one replaced, since their images could not be read
@@ -82,9 +90,12 @@ class ReidLearner:
                 data.load(given.NAMES, given.ROOT_DIR, split, given.VAL_IDENTITIES, self.config.MODEL.MODALITIES)
                 for split in (("train", "val") if given.VAL_IDENTITIES else ("train",))
             ]
-        for note in dict.fromkeys(note for part in found for note in part.notes) if self.accelerator.is_main_process else ():
-            print(note, file=sys.stderr)
+        self._tell([note for part in found for note in part.notes])
         return found[0], found[1] if len(found) > 1 else None
+
+    def _tell(self, notes: list[str]) -> None:
+        for note in dict.fromkeys(notes) if self.accelerator.is_main_process else ():
+            print(note, file=sys.stderr)
 
     def _settings(self) -> reid.Settings:
         given, seen, test = self.config.MODEL, self.config.INPUT, self.config.TEST
@@ -121,6 +132,15 @@ class ReidLearner:
             raise UserError(
                 f"STRIDE_SIZE: {list(wanted)}, but the patches of {name} are {patch[0]} x {patch[1]} pixels, without overlap; "
                 f"write {list(patch)}"
+            )
+
+    def _check_triplets(self) -> None:
+        """A UserError where a process has a single identity, so that its triplets lack the other one."""
+        if self.config.MODEL.TRIPLET_LOSS_WEIGHT and self.batches.identities < 2 * self.batches.world:
+            many, world = self.batches.identities, self.batches.world
+            raise UserError(
+                f"{many} identities shared by {world} processes are a single one for each, and a triplet needs two; "
+                f"write {2 * world * self.batches.shots}"
             )
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -243,11 +263,13 @@ class ReidLearner:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What decides the result: the file, the data that it names, and how many processes there are."""
+        """What decides the result: the file, the data that it names, the number format, and how many processes there are."""
         prints = {"train": self.train_data.fingerprint}
         if self.val_data is not None:
             prints["val"] = self.val_data.fingerprint
-        return self.config.recipe() | {"processes": self.accelerator.num_processes, "fingerprints": prints}
+        told = self.config.recipe()
+        told["SOLVER"]["MIXED_PRECISION"] = self.accelerator.mixed_precision  # what auto is here
+        return told | {"processes": self.accelerator.num_processes, "fingerprints": prints}
 
     def state(self) -> dict[str, Any]:
         return {
@@ -256,7 +278,7 @@ class ReidLearner:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "seconds": self.seconds,
-            "broken": self.broken,
+            "broken": loop.processes(self).everyone(self.broken),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -264,7 +286,7 @@ class ReidLearner:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        self.seconds, self.broken = state["seconds"], state["broken"]
+        self.seconds, self.broken = state["seconds"], state["broken"][self.accelerator.process_index]
         self._batches = None
 
     def exports(self) -> dict[str, dict[str, Tensor]]:
@@ -326,7 +348,8 @@ def named(key: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{key}: {error}") from error
+        told = reduce(lambda text, flag: text.replace(*flag), KEYS.items(), str(error))
+        raise UserError(f"{key}: {told}") from error
 
 
 class Views(Dataset[tuple[list[int], Inputs]]):
@@ -377,10 +400,11 @@ def export(learner: ReidLearner, run: Path) -> dict[str, Any]:
     done = {"step": step, "steps": learner.steps, "training_seconds": round(learner.seconds)}
     results.write_json(run / "result.json", evaluation | done)
     load_reid.save(learner.model, run)
+    trained = {"model": config.MODEL.TRANSFORMER_TYPE, "plan": config.MODEL.plan, "data": config.DATASETS.NAMES}
+    for name, part in learner.model.parts.items():
+        parts.save_part(run / f"{name}.safetensors", name, part, learner.model, trained)
     card = {
-        "model": config.MODEL.TRANSFORMER_TYPE,
-        "plan": config.MODEL.plan,
-        "data": config.DATASETS.NAMES,
+        **trained,
         "objective": "of each branch cross-entropy of the identity and soft-margin triplets of the hardest",
         "recipe": learner.recipe,
         "seed": learner.how.SEED,
