@@ -61,6 +61,7 @@ def check_recipe(made):
 def test_the_defaults_and_the_files_that_ship_are_the_field_s_recipe():
     made = ReidTraining()
     check_recipe(made)
+    assert ReidTraining.model_validate({"MODEL": {"LIBRARY": "timm"}}).MODEL.PRETRAINED == ""
     assert made.INPUT.SIZE == (256, 128) and made.DATASETS.NAMES == "RGBNT201"
     for name, size in (("RGBNT201", (256, 128)), ("RGBNT100", (128, 256)), ("MSVR310", (128, 256))):
         shipped = config.load(CONFIGS / name / "DeMo_SDTPS.yml")
@@ -142,7 +143,7 @@ def test_data_that_is_not_there_is_told_with_its_line(tmp_path, capsys):
     path.write_text(GOOD.replace("'embedded-reid'", f"RGBNT201\n  ROOT_DIR: {tmp_path}"))
     assert main(["validate", str(path)]) == 2
     said = capsys.readouterr().out
-    assert said.startswith(f"{path}:7: DATASETS: RGBNT201") and "train_171" in said
+    assert said.startswith(f"{path}:7: DATASETS: RGBNT201") and "train_171" in said and "--" not in said
 
 
 def test_the_learning_rates_of_a_run():

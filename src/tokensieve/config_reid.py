@@ -22,7 +22,7 @@ Rate = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Channels = tuple[float, float, float]
 Modality = Literal["RGB", "NI", "TI"]
-WARM, COLD = 0.01, 0.002  # learning rate at the first step of the warm-up and at the last of all, as parts of the full one
+WARM, COLD = 0.01, 0.002  # learning rate from which the warm-up rises, and to which the cosine falls, as parts of the full one
 
 
 class Model(Section):
@@ -41,7 +41,7 @@ class Model(Section):
     LIBRARY: Literal["open_clip", "timm", "hf"] = "open_clip"
     TRANSFORMER_TYPE: str = "ViT-B-16-quickgelu"
     PRETRAINED: str = "openai"
-    """A tag of the library's, an embedded name, the folder of an earlier training, or "" for random weights."""
+    """A tag of the library's, an embedded name, the folder of an earlier training, or "" (default of timm and hf): random."""
     ARGUMENTS: dict[str, Any] = Field(default_factory=dict)
     """More for timm.create_model."""
     STRIDE_SIZE: tuple[Count, Count] | None = None
@@ -50,7 +50,7 @@ class Model(Section):
     SHARED_BACKBONE: bool = True
     """One transformer for all modalities, or one for each."""
     SIE_CAMERA: bool = True
-    """An embedding of the camera is added to the patches."""
+    """An embedding of the camera is added to all tokens, before the first block."""
     SIE_COE: Weight = 1.0
     """Its weight."""
     ID_LOSS_WEIGHT: Weight = 0.25
@@ -60,6 +60,12 @@ class Model(Section):
     @property
     def plan(self) -> str:
         return self.PLAN if self.PLAN is not None else "sdtps@out" if self.USE_SDTPS else "none"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _openai_is_of_open_clip(cls, given: Any) -> Any:
+        others = isinstance(given, dict) and given.get("LIBRARY") in ("timm", "hf")
+        return {"PRETRAINED": "", **given} if others else given
 
     @model_validator(mode="after")
     def _fits_together(self) -> Model:
@@ -113,7 +119,7 @@ class Dataloader(Section):
     """Shots of each identity in a batch."""
     NUM_WORKERS: Annotated[int, Field(ge=0)] = 4
     DROP_MODALITY: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability that a batch lacks a modality, so that the model gets used to it."""
+    """Probability, for each modality, that a batch lacks it (one stays), so that the model gets used to that."""
     KEEP_IN_MEMORY: bool = False
     """Read every image once and hold it, at its size as input."""
     MAX_BROKEN: Fraction = 0.01
@@ -233,7 +239,7 @@ class ReidTraining(Training):
             try:
                 reid.load(given.NAMES, given.ROOT_DIR, "train", given.VAL_IDENTITIES, self.MODEL.MODALITIES)
             except UserError as error:
-                yield "DATASETS", str(error)
+                yield "DATASETS", str(error).replace("--dataset_root", "ROOT_DIR")
 
     def recipe(self) -> dict[str, Any]:
         """What decides the result: all of the file but where and how the work is done."""
