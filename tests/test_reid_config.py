@@ -1,10 +1,12 @@
 """The file of S5: its keys, the field's recipe as defaults, mistakes with their lines, and what a search makes of it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.test_reid_data import write_rgbnt201
 from tokensieve import config, search, validation
 from tokensieve.cli import main
 from tokensieve.config_reid import ReidTraining
@@ -144,6 +146,24 @@ def test_data_that_is_not_there_is_told_with_its_line(tmp_path, capsys):
     assert main(["validate", str(path)]) == 2
     said = capsys.readouterr().out
     assert said.startswith(f"{path}:7: DATASETS: RGBNT201") and "train_171" in said and "--" not in said
+    assert "give its folder as DATASETS.ROOT_DIR" in said
+
+
+def test_validate_tells_what_is_odd_in_the_data_and_refuses_identities_of_the_test(tmp_path, capsys):
+    folder = write_rgbnt201(tmp_path / "RGBNT201")
+    (folder / "test" / "NI" / "000007_cam1_0_00.jpg").unlink()
+    path = tmp_path / "file.yml"
+    path.write_text(GOOD.replace("'embedded-reid'", f"RGBNT201\n  ROOT_DIR: {tmp_path}\n  VAL_IDENTITIES: 2"))
+    assert main(["validate", str(path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{path}: ok: ")
+    assert second.startswith(f"{path}: note: DATASETS: RGBNT201: shots without a file of NI (NI): 1 (test/RGB/000007_cam1")
+    path.write_text(path.read_text().replace("MODEL:", "MODEL:\n  MODALITIES: [RGB, TI]"))
+    assert main(["validate", str(path)]) == 0 and "note" not in capsys.readouterr().out
+    for modality in ("RGB", "NI", "TI"):
+        shutil.copy(folder / "train_171" / modality / "000001_cam1_0_00.jpg", folder / "test" / modality)
+    assert main(["validate", str(path)]) == 2
+    assert f"{path}:8: DATASETS: identities both in training and test: 1 (1)" in capsys.readouterr().out
 
 
 def test_the_learning_rates_of_a_run():

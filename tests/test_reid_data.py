@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import shutil
 import time
@@ -13,8 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tokensieve.data import people as drawing
 from tokensieve.data import reid
-from tokensieve.data.images import BrokenImage
+from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.data.reid import MODALITIES, ReidData, Shot, check, load
 from tokensieve.data.reid_batches import Augment, Balanced, Plain, inputs_of
 from tokensieve.errors import UserError
@@ -120,10 +123,16 @@ def test_msvr310(tmp_path: Path) -> None:
 def test_embedded_people_are_drawn_where_they_belong(people: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr("tokensieve.data.people.folder", lambda name, root=None: asked.append((name, root)) or people)
-    for root in ("root", None, people.parent, people):  # the last is the folder itself
+    monkeypatch.chdir(people.parent)
+    write_rgbnt201(Path("root"))  # somebody's own: the embedded people are not there
+    for root in ("root", None, people.parent, people):
         data = load("embedded-reid", root)
         assert (data.name, data.pids, data.rule) == ("embedded-reid", [*TRAIN], "camera")
-    assert asked == [("embedded-reid", None), ("embedded-reid", None), ("embedded-reid", people.parent)]
+        assert data.shots[0].files["RGB"].startswith(str(people))
+    assert asked == [("embedded-reid", root) for root in (None, None, people.parent, people)]
+    for name in reid.EMBEDDED:  # the folder itself, by its manifest
+        (people / "manifest.json").write_text(json.dumps(drawing._manifest(name)))
+        assert load(name, people).pids == [*TRAIN] and len(asked) == 4
     shutil.rmtree(people / "test")
     assert check("embedded-reid-pretrain", people) == []  # has training identities only
     assert load("embedded-reid-pretrain", people, "val", 2).pids == [2, 4]
@@ -145,9 +154,31 @@ def test_shots_travel_and_their_fingerprint_tells_changes(people: Path, tmp_path
     assert again.shots == data.shots and again.fingerprint == data.fingerprint
     moved = shutil.copytree(people, tmp_path / "elsewhere")
     assert load("RGBNT201", moved).fingerprint == data.fingerprint
-    with open(moved / "train_171" / "TI" / "000001_cam1_0_00.jpg", "ab") as file:
-        file.write(b"more")
+    changed = moved / "train_171" / "TI" / "000001_cam1_0_00.jpg"
+    os.utime(changed, ns=(0, changed.stat().st_mtime_ns + 1))  # as after writing as many bytes
     assert load("RGBNT201", moved).fingerprint != data.fingerprint
+
+
+def test_drawn_people_have_one_fingerprint_whenever_they_were_drawn(people: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokensieve.data.people.folder", lambda name, root=None: people)
+    before = load("embedded-reid").fingerprint
+    file = people / "train_171" / "TI" / "000001_cam1_0_00.jpg"
+    os.utime(file, ns=(0, 1))
+    assert load("embedded-reid").fingerprint == before
+    monkeypatch.setattr("tokensieve.data.people.VERSION", drawing.VERSION + 1)
+    assert load("embedded-reid").fingerprint != before
+    monkeypatch.undo()
+    monkeypatch.setattr("tokensieve.data.people.folder", lambda name, root=None: people)
+    file.write_bytes(file.read_bytes() + b"more")
+    assert load("embedded-reid").fingerprint != before
+
+
+@pytest.mark.parametrize("modalities", [["RGB"], ["RGB", "TI"], [*MODALITIES]])
+def test_validation_identities_do_not_depend_on_modalities(people: Path, modalities: list[str]) -> None:
+    for file in (people / "train_171" / "TI").glob("000001_*"):
+        file.unlink()
+    assert load("RGBNT201", people, "val", 2, modalities).pids == [2, 4]
+    assert load("RGBNT201", people, "train", 2, modalities).pids == [1, 3, 5][len(modalities) > 1 :]
 
 
 def test_many_files_are_listed_in_a_moment(tmp_path: Path) -> None:
@@ -195,10 +226,16 @@ def test_a_shot_that_lacks_a_modality_is_left_out_and_counted(people: Path) -> N
     (people / "train_171" / "RGB" / "000003_cam1_0_00.jpg").unlink()
     data = load("RGBNT201", people)
     assert len(data) == 18
+    lost = ["train_171/RGB/000002_cam1_0_00.jpg", "train_171/NI/000003_cam1_0_00.jpg"]
     assert data.notes == [
-        "RGBNT201 (train): left out, shots without a file of RGB: 1 (train_171/NI/000003_cam1_0_00.jpg)",
-        "RGBNT201 (train): left out, shots without a file of TI: 1 (train_171/RGB/000002_cam1_0_00.jpg)",
+        f"RGBNT201: shots without a file of RGB (RGB): 1 ({lost[1]})",
+        f"RGBNT201: shots without a file of TI (TI): 1 ({lost[0]})",
+        f"RGBNT201 (train): left out, shots that lack a modality: 2 ({lost[0]}, {lost[1]})",
     ]
+    assert data.incomplete == lost == [*data.left_out] and not data.misnamed
+    assert load("RGBNT201", people, "val", 2).incomplete == lost[:1] and load("RGBNT201", people, "query").incomplete == []
+    assert len(load("RGBNT201", people, whole=False)) == 20
+    assert not load("RGBNT201", people, modalities=["NI"]).notes
     assert len(check("RGBNT201", people)) == 2
     thermal = load("RGBNT201", people, modalities=["TI"])
     assert len(thermal) == 19 and set(thermal.read(0)) == {"TI"}
@@ -225,7 +262,8 @@ def test_misnamed_files_are_told(people: Path) -> None:
     assert "files that differ from another in the ending only: 1 (train_171/RGB/000001_cam1_0_00.png)" in told
     assert len(told) == 2
     data = load("RGBNT201", people)
-    assert len(data) == 20 and len(data.notes) == 2
+    assert len(data) == 20 and len(data.notes) == 3 and len(data.misnamed) == 5 and len(data.left_out) == 5
+    assert "left out, shots that are misnamed: 5 (" in data.notes[2] and not load("RGBNT201", people, "val", 2).misnamed
 
 
 def test_faults_of_strips(tmp_path: Path) -> None:
@@ -284,11 +322,36 @@ def test_thermal_images_are_scaled_by_their_own_range(people: Path, kind: str) -
     Image.fromarray(values).save(old.with_suffix(f".{ending}"))
     image = load("RGBNT201", people).read(0)["TI"]
     assert image.mode == "RGB"
-    low, high = int(values.min()), int(values.max())
-    expected = [[(int(v) - low) * 255 / (high - low) for v in row] for row in values.tolist()]
+    low, high = sorted(values.flatten().tolist())[1 :: values.size - 3]
+    expected = [[min(max((v - low) * 255 / (high - low), 0), 255) for v in row] for row in values.tolist()]
     for channel in range(3):
         assert np.abs(np.asarray(image)[..., channel] - np.array(expected)).max() <= 0.5
     assert len(np.unique(np.asarray(image))) > 90  # not crushed, not saturated
+
+
+def test_a_hot_and_a_dead_pixel_leave_a_thermal_image_as_it_is() -> None:
+    values = np.random.default_rng(0).integers(29_000, 30_500, (64, 32)).astype(np.uint16)
+    before = np.asarray(reid.eight_bits(Image.fromarray(values))).astype(int)
+    values[10, 10], values[20, 20] = 65_535, 0
+    after = np.asarray(reid.eight_bits(Image.fromarray(values))).astype(int)
+    assert (after[10, 10] == 255).all() and (after[20, 20] == 0).all()
+    after[[10, 20], [10, 20]] = before[[10, 20], [10, 20]]
+    assert np.abs(after - before).max() <= 2
+    few = np.full((64, 32), 29_000, np.uint16)
+    few[3, 3] = 29_500  # all that there is to be seen
+    assert np.unique(np.asarray(reid.eight_bits(Image.fromarray(few)))).tolist() == [0, 255]
+
+
+def test_float_images_are_not_cut(tmp_path: Path) -> None:
+    Image.fromarray(np.linspace(290, 310, 64, dtype=np.float32).reshape(8, 8)).save(tmp_path / "heat.tif")
+    assert len(np.unique(np.asarray(open_image(tmp_path / "heat.tif")))) > 50
+
+
+def test_a_broken_image_is_named_by_its_own_file(people: Path) -> None:
+    (people / "train_171" / "TI" / "000001_cam1_0_01.jpg").write_bytes(b"no image")
+    data = load("RGBNT201", people)
+    with pytest.raises(BrokenImage, match=r"^train_171/TI/000001_cam1_0_01\.jpg: "):
+        data.read(1)
 
 
 def test_odd_values_of_thermal_images() -> None:
@@ -509,7 +572,7 @@ def test_a_broken_image_is_replaced_by_another_of_the_same_identity_and_told(peo
         inputs, labels, told = batches[index]
         drawn = [int(shot) for _, shots in batches.drawn(index) for shot in shots]
         assert len(told) == drawn.count(broken)
-        assert all("train_171/RGB/000002_cam1_0_00.jpg" in line for line in told)
+        assert all("train_171/NI/000002_cam1_0_00.jpg" in line for line in told)
         assert len(labels) == 15 and inputs["NI"].shape[0] == 15
         hit += len(told)
         if told:  # the rest of the identity is what stands there

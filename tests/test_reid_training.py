@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -524,3 +525,15 @@ def test_a_loss_that_is_not_finite_ends_the_run(root, tmp_path):
     made = settings(root, tmp_path / "run", how={"BASE_LR": 1e30, "BACKBONE_LR": 1e30, "WARMUP_EPOCHS": 0})
     with pytest.raises(UserError, match=r"step \d+: .*(finite|NaN).* checkpoint"):
         training.run(ReidTraining.model_validate(made), quiet=True)
+
+
+def test_shots_that_are_left_out_count_as_broken(root, tmp_path):
+    folder = shutil.copytree(root, tmp_path / "data") / "RGBNT201" / "train_171"
+    made = learner(tmp_path / "data")
+    assert (made.model.settings.data, made.model.settings.val_identities) == ("RGBNT201", 3)
+    for shot in ("000001_cam1_0_00", "000001_cam1_0_01"):
+        (folder / "TI" / f"{shot}.jpg").unlink()
+    (folder / "RGB" / "1.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match=r"of 25 shots of RGBNT201 \(train\) 2 lack a modality and 1 are misnamed; 1 may be so"):
+        learner(tmp_path / "data")
+    assert len(learner(tmp_path / "data", loader={"MAX_BROKEN": 0.1}).train_data) == 22

@@ -144,6 +144,10 @@ class Training(Section):
         """What is wrong outside the file, such as data that is not there: the path of a key, and a message."""
         return ()
 
+    def notes(self) -> Iterable[str]:
+        """What is odd outside the file, and yet no mistake."""
+        return ()
+
 
 class Phase(Section):
     """A stretch of training on pictures of one kind."""
@@ -441,11 +445,14 @@ def validate(files: Iterable[str | Path]) -> int:
         try:
             config = load(file)
             check_outside(file, config)
+            notes = list(config.notes())
         except UserError as error:
             code = 2
             print("\n".join(error.lines) if isinstance(error, validation.Mistakes) else error)
         else:
             print(f"{file}: ok: {_summary(config)}")
+            for note in notes:
+                print(f"{file}: note: {note}")
     return code
 
 

@@ -235,11 +235,24 @@ class ReidTraining(Training):
         from tokensieve.data import reid
 
         given = self.DATASETS
+        if given.NAMES in reid.EMBEDDED:
+            return
+        try:
+            reid.load(given.NAMES, given.ROOT_DIR, "train", given.VAL_IDENTITIES, self.MODEL.MODALITIES)
+        except UserError as error:
+            yield "DATASETS", str(error).replace("--dataset_root", "DATASETS.ROOT_DIR")
+        for fault in reid.check(given.NAMES, given.ROOT_DIR, self.MODEL.MODALITIES, strips=False):
+            if fault.startswith(reid.OVERLAP):
+                yield "DATASETS", f"{fault}: numbers of the test would be of what was learned; take them out of one of the two"
+
+    def notes(self) -> Iterator[str]:
+        """All that is missing or misnamed in a data set that can be read."""
+        from tokensieve.data import reid
+
+        given = self.DATASETS
         if given.NAMES not in reid.EMBEDDED:
-            try:
-                reid.load(given.NAMES, given.ROOT_DIR, "train", given.VAL_IDENTITIES, self.MODEL.MODALITIES)
-            except UserError as error:
-                yield "DATASETS", str(error).replace("--dataset_root", "ROOT_DIR")
+            for fault in reid.check(given.NAMES, given.ROOT_DIR, self.MODEL.MODALITIES):
+                yield f"DATASETS: {given.NAMES}: {fault}"
 
     def recipe(self) -> dict[str, Any]:
         """What decides the result: all of the file but where and how the work is done."""

@@ -1,11 +1,13 @@
 """One way to open an image, whatever it is: its size is checked before decoding, and it comes out as 8-bit RGB.
 
 Palette, grey, CMYK and transparent images are converted as Pillow does. 16-bit grey is scaled to 8 bits (Pillow's own
-conversion would cut everything above 255). The EXIF rotation is not applied, since the benchmark's numbers are made without.
+conversion would cut everything above 255); floats, which have no full range, are scaled by the image's own. The EXIF rotation
+is not applied, since the benchmark's numbers are made without.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 MAX_PIXELS = 100_000_000
+AWRY = 0.001  # share of pixels, at either end, that may be hot or dead and do not set the range
 T = TypeVar("T")
 
 
@@ -47,4 +50,24 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         wide = np.clip(np.asarray(image, dtype=np.int64), 0, 65535)
         return Image.fromarray((wide // 257).astype(np.uint8)).convert("RGB")
-    return image.convert("RGB")
+    return by_own_range(image) if image.mode == "F" else image.convert("RGB")
+
+
+def by_own_range(image: Image.Image) -> Image.Image:
+    """Numbers of one channel in 8-bit RGB, from black at their lowest to white at their highest; one value only: grey.
+
+    A few hot or dead pixels set no range: one in a thousand, and at least one, are passed over at either end and are then
+    white or black, unless hardly anything else differs.
+    """
+    values = np.asarray(image, dtype=np.float64)
+    finite = np.sort(values[np.isfinite(values)])
+    if not finite.size:
+        raise BrokenImage("no value of it is a finite number")
+    aside = math.ceil(AWRY * finite.size)
+    low, high = (finite[aside], finite[-1 - aside]) if 2 * aside < finite.size else (0.0, 0.0)
+    if low >= high:
+        low, high = finite[0], finite[-1]
+    if low == high:
+        return Image.new("RGB", image.size, (128, 128, 128))
+    known = np.clip(np.nan_to_num(values, nan=low, posinf=high, neginf=low), low, high)
+    return Image.fromarray(np.rint((known - low) / (high - low) * 255).astype(np.uint8)).convert("RGB")

@@ -944,12 +944,18 @@ def _manifest(name: str) -> dict[str, Any]:
     return {"name": name, "version": VERSION, "shots": counts}
 
 
+def is_drawing(folder: Path, name: str) -> bool:
+    """Whether a folder was written as this version's drawing, whatever has become of its files."""
+    try:
+        return bool(json.loads((folder / MANIFEST).read_text()) == _manifest(name))
+    except (OSError, ValueError):
+        return False
+
+
 def _is_whole(folder: Path, name: str) -> bool:
     """Whether a folder holds this version's drawing, no file missing."""
     try:
-        if json.loads((folder / MANIFEST).read_text()) != _manifest(name):
-            return False
-        return all(
+        return is_drawing(folder, name) and all(
             sum(file.endswith(".jpg") for file in os.listdir(folder / split / modality)) == count
             for split, count in _manifest(name)["shots"].items()
             for modality in MODALITIES

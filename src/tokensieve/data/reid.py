@@ -6,8 +6,9 @@
     embedded-reid, embedded-reid-pretrain     people drawn by code (people.py), in RGBNT201's layout
 
 The identity, the camera and (MSVR310) the scene are read from a file's name; the same name, up to its ending, is the same shot
-in every modality. `check()` says all that is missing or misnamed. `load(split="val")` gives identities of the training set that
-are held out for choosing checkpoints. 16-bit and float images, as thermal cameras write them, are scaled by their own range.
+in every modality. `check()` says all that is missing or misnamed; so do the notes of what `load()` returns. `load(split="val")`
+gives identities of the training set that are held out for choosing checkpoints. 16-bit and float images, as thermal cameras
+write them, are scaled by their own range.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
-import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from tokensieve.data.images import BrokenImage, decode
+from tokensieve.data import people
+from tokensieve.data.images import BrokenImage, by_own_range, decode
 from tokensieve.errors import UserError, nearest
 from tokensieve.results import digest
 
+T = TypeVar("T")
 MODALITIES = ("RGB", "NI", "TI")
 EMBEDDED = ("embedded-reid", "embedded-reid-pretrain")
 NAMES = ("RGBNT201", "RGBNT100", "MSVR310", *EMBEDDED)
@@ -37,6 +40,7 @@ PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
 STRIP = (768, 128)  # width and height of RGBNT100's files
 JUNK = -1  # the identity of what is none
 EXAMPLES = 3  # of every kind of fault are named
+OVERLAP = "identities both in training and test"
 
 ADVICE = {
     "RGBNT201": "RGBNT201 is given on request by the authors of 'Robust Multi-Modality Person Re-identification' (Zheng et "
@@ -104,13 +108,26 @@ class Shot:
 
 
 class ReidData(Dataset[dict[str, Image.Image]]):
-    """The shots of a split, in the order of their names. An image that cannot be read is a BrokenImage when it is asked for."""
+    """The shots of a split, in the order of their names. An image that cannot be read is a BrokenImage when it is asked for.
+
+    incomplete, misnamed: the names of shots that were left out, since a modality is missing or the name tells nothing.
+    notes: what is wrong with the data set, in sentences.
+    """
 
     def __init__(
-        self, name: str, split: str, shots: Sequence[Shot], cameras: int, modalities: Sequence[str], notes: Sequence[str]
+        self,
+        name: str,
+        split: str,
+        shots: Sequence[Shot],
+        cameras: int,
+        modalities: Sequence[str],
+        notes: Sequence[str],
+        incomplete: Sequence[str] = (),
+        misnamed: Sequence[str] = (),
     ) -> None:
         self.name, self.split, self.shots, self.cameras = name, split, list(shots), cameras
         self.modalities, self.notes = tuple(modalities), list(notes)
+        self.incomplete, self.misnamed = list(incomplete), list(misnamed)
         self.rule = LAYOUTS[name].rule
         self.pids = sorted({shot.pid for shot in shots})
 
@@ -126,15 +143,22 @@ class ReidData(Dataset[dict[str, Image.Image]]):
         return len(self.pids)
 
     @property
+    def left_out(self) -> dict[str, str]:
+        """The shots that were left out, and why."""
+        return dict.fromkeys(self.incomplete, "a modality is missing") | dict.fromkeys(self.misnamed, "misnamed")
+
+    @property
     def groups(self) -> list[int]:
         """Each shot's camera or scene, whichever the exclusion rule asks for."""
         return [shot.camera if self.rule == "camera" else shot.scene or 0 for shot in self.shots]
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the names and sizes of all files, wherever the folder is."""
-        files = [(shot.name, [(m, _size(file)) for m, file in shot.files.items()]) for shot in self.shots]
-        return digest([self.name, self.split, self.modalities, files])
+        """Of the names, sizes and times of all files, wherever the folder is; drawn ones go by the version of the drawing."""
+        drawn = self.name in EMBEDDED  # the same pictures, whenever they were written
+        what = 1 if drawn else 2  # size; and time
+        files = [(shot.name, [(m, *_stamp(file)[:what]) for m, file in shot.files.items()]) for shot in self.shots]
+        return digest([self.name, self.split, self.modalities, people.VERSION if drawn else None, files])
 
     def read(self, index: int, modalities: Sequence[str] | None = None) -> dict[str, Image.Image]:
         """The images of a shot in RGB, by modality (default: those the data was loaded with)."""
@@ -142,13 +166,10 @@ class ReidData(Dataset[dict[str, Image.Image]]):
         wanted = self.modalities if modalities is None else tuple(modalities)
         if absent := [m for m in wanted if m not in shot.files]:
             raise BrokenImage(f"{shot.name}: there is no file of {' and '.join(absent)}")
-        try:
-            if not LAYOUTS[self.name].folders:
-                parts = decode(shot.files[MODALITIES[0]], _parts)
-                return {m: parts[m] for m in wanted}
-            return {m: decode(shot.files[m], eight_bits) for m in wanted}
-        except BrokenImage as error:
-            raise BrokenImage(f"{shot.name} ({', '.join(wanted)}): {error}") from error
+        if not LAYOUTS[self.name].folders:
+            parts = _decoded(shot, MODALITIES[0], _parts)
+            return {m: parts[m] for m in wanted}
+        return {m: _decoded(shot, m, eight_bits) for m in wanted}
 
 
 def load(
@@ -157,13 +178,14 @@ def load(
     split: str = "train",
     val_identities: int = 0,
     modalities: Sequence[str] = MODALITIES,
+    whole: bool = True,
 ) -> ReidData:
     """A split of a data set: train, val, query or gallery.
 
     root: the folder of the data set, or the one that holds it.
     val_identities: so many identities of the training set are split "val" (both query and gallery) and not in split "train":
         of n identities in sorted order those at (i + 1/2) n / val_identities, rounded down.
-    modalities: a shot that lacks one of them is left out; the `notes` of what is returned say how many were.
+    modalities: a shot that lacks one of them is left out and told of; with whole=False it stays.
     """
     layout = _layout(name)
     splits = [known for known in SPLITS if known in (*layout.splits, "val")]
@@ -174,59 +196,58 @@ def load(
     folder = folder_of(name, root)
     scans = _scan_all(name, folder)
     scan = scans[layout.splits["train" if split == "val" else split]]
-    shots = [shot for shot in scan.shots if all(m in shot.files for m in modalities)]
+    lacking = {shot.name for shot in scan.shots if whole and not all(m in shot.files for m in modalities)}
+    ours = scan.shots
+    if split in ("train", "val") and len(lacking) < len(ours):  # identities are chosen whatever modalities are asked for
+        held_out = _held_out(name, split, sorted({shot.pid for shot in ours}), val_identities)
+        ours = [shot for shot in ours if (shot.pid in held_out) == (split == "val")]
+    shots = [shot for shot in ours if shot.name not in lacking]
     if not shots:
         advice = f" {ADVICE[name]}; unpack it and give its folder as --dataset_root." if name in ADVICE else ""
         raise UserError(f"{name} ({split}) cannot be read from {folder}: {'; '.join(_faults(layout, scans))}.{advice}")
-    if split in ("train", "val"):
-        held_out = _held_out(name, split, sorted({shot.pid for shot in shots}), val_identities)
-        shots = [shot for shot in shots if (shot.pid in held_out) == (split == "val")]
-    notes = [f"{name} ({split}): {fault}" for fault in _told(scan.faults)]
-    for modality in modalities:
-        if lost := [shot.name for shot in scan.shots if modality not in shot.files]:
-            notes += [f"{name} ({split}): left out, {text}" for text in _told({f"shots without a file of {modality}": lost})]
+    notes = [f"{name}: {fault}" for fault in _faults(layout, scans, modalities, strips=False)]
+    incomplete = [shot.name for shot in ours if shot.name in lacking]
+    misnamed = [] if split == "val" else scan.misnamed  # of nobody knows whom: of the training set
+    for what, names in (("lack a modality", incomplete), ("are misnamed", misnamed)):
+        if names:
+            notes.append(f"{name} ({split}): left out, shots that {what}: {len(names)} ({_few(names)})")
     if scan.junk:
         notes.append(f"{name} ({split}): left out, files of identity {JUNK}, which is none: {scan.junk}")
     seen = max(1 + shot.camera for scan in scans.values() for shot in scan.shots)
-    return ReidData(name, split, shots, max(layout.cameras, seen), modalities, notes)
+    return ReidData(name, split, shots, max(layout.cameras, seen), modalities, notes, incomplete, misnamed)
 
 
-def check(name: str, root: str | os.PathLike[str] | None = ROOT) -> list[str]:
-    """All that is missing or misnamed, a sentence for each kind of fault, with how many there are and some examples."""
-    return _faults(_layout(name), _scan_all(name, folder_of(name, root)))
+def check(
+    name: str, root: str | os.PathLike[str] | None = ROOT, modalities: Sequence[str] = MODALITIES, strips: bool = True
+) -> list[str]:
+    """All that is missing or misnamed, a sentence for each kind of fault, with how many there are and some examples.
+
+    strips: the header of every strip (RGBNT100) is read, for its size.
+    """
+    return _faults(_layout(name), _scan_all(name, folder_of(name, root)), modalities, strips)
 
 
 def folder_of(name: str, root: str | os.PathLike[str] | None = ROOT) -> Path:
     """The folder that holds the folders of the splits: the root, or the data set's within it."""
     layout = _layout(name)
     base = Path(ROOT if root is None else root).expanduser()
+    if name in EMBEDDED:  # somebody's own folders may be called as those of the drawing: its manifest tells
+        if root in (None, ROOT):
+            return people.folder(name, None)
+        return base if people.is_drawing(base, name) else people.folder(name, base)
     places = [base / layout.inner, base, base / name / layout.inner, base / name]
-    for place in places[:2] if name in EMBEDDED else places:
+    for place in places:
         if any((place / inside).is_dir() for inside in layout.splits.values()):
             return place
-    if name in EMBEDDED:
-        from tokensieve.data import people
-
-        return people.folder(name, None if root in (None, ROOT) else base)
     return next((place for place in reversed(places) if place.is_dir()), base)
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """The image in 8-bit RGB; integers of more bits and floats go from black at their lowest to white at their highest.
+    """The image in 8-bit RGB; integers of more bits and floats by their own range.
 
-    Thermal cameras use a small part of 16 bits: scaled by the full range, all would be black. One value only: grey.
+    Thermal cameras use a small part of 16 bits: scaled by the full range, all would be black.
     """
-    if image.mode[0] not in "IF":
-        return image.convert("RGB")
-    values = np.asarray(image, dtype=np.float64)
-    finite = values[np.isfinite(values)]
-    if not finite.size:
-        raise BrokenImage("no value of it is a finite number")
-    low, high = finite.min(), finite.max()
-    if low == high:
-        return Image.new("RGB", image.size, (128, 128, 128))
-    known = np.clip(np.nan_to_num(values, nan=low, posinf=high, neginf=low), low, high)
-    return Image.fromarray(np.rint((known - low) / (high - low) * 255).astype(np.uint8)).convert("RGB")
+    return by_own_range(image) if image.mode[0] in "IF" else image.convert("RGB")
 
 
 # ------------------------------------------------------------------------------------------------------- what is in the folders
@@ -238,7 +259,8 @@ class _Scan:
 
     shots: list[Shot] = field(default_factory=list)
     faults: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    missing: list[str] = field(default_factory=list)  # folders
+    missing: dict[str, str] = field(default_factory=dict)  # folders that are not there: the modality they are of, or ""
+    misnamed: list[str] = field(default_factory=list)  # shots that are none, by their first file
     there: bool = True  # the split's own folder
     junk: int = 0
 
@@ -248,13 +270,13 @@ def _scan_all(name: str, folder: Path) -> dict[str, _Scan]:
     layout = LAYOUTS[name]
     scans = {inside: _scan(layout, folder, inside) for inside in dict.fromkeys(layout.splits.values())}
     if not any(scan.there for scan in scans.values()) and _near(name, _inside(folder, folders=True)):
-        scans[layout.splits["train"]].missing.append(_missing(folder, name))
+        scans[layout.splits["train"]].missing[_missing(folder, name)] = ""
     return scans
 
 
 def _scan(layout: Layout, folder: Path, split: str) -> _Scan:
     if not (folder / split).is_dir():
-        return _Scan(missing=[_missing(folder, split)], there=False)
+        return _Scan(missing={_missing(folder, split): ""}, there=False)
     scan = _Scan()
     holders = sorted(_inside(folder / split, folders=True)) if layout.by_identity else [""]
     for holder in holders:
@@ -263,11 +285,12 @@ def _scan(layout: Layout, folder: Path, split: str) -> _Scan:
         found: dict[str, dict[str, str]] = defaultdict(dict)  # name without its ending: modality: file
         for modality, place in places.items():
             if not (folder / place).is_dir():
-                scan.missing.append(_missing(folder / inside, os.path.basename(place), inside))
+                scan.missing[_missing(folder / inside, os.path.basename(place), inside)] = modality
             for file in sorted(_inside(folder / place)):
                 stem = os.path.splitext(file)[0]
                 if modality in found[stem]:
                     scan.faults["files that differ from another in the ending only"].append(os.path.join(place, file))
+                    scan.misnamed.append(os.path.join(place, file))
                 found[stem].setdefault(modality, os.path.join(place, file))
         for stem in sorted(found):
             _add(scan, layout, folder, holder, stem, found[stem])
@@ -288,6 +311,7 @@ def _add(scan: _Scan, layout: Layout, folder: Path, holder: str, stem: str, file
         return
     if camera < 0 or told["pid"] < 0:
         scan.faults["files whose names tell no identity and camera"] += files.values()
+        scan.misnamed.append(first)
         return
     if holder and (not holder.isdecimal() or int(holder) != told["pid"]):
         scan.faults["files in the folder of another identity"].append(first)
@@ -296,24 +320,28 @@ def _add(scan: _Scan, layout: Layout, folder: Path, holder: str, stem: str, file
     scan.shots.append(Shot(told["pid"], camera, told.get("scene"), paths, Path(first).as_posix()))
 
 
-def _faults(layout: Layout, scans: Mapping[str, _Scan]) -> list[str]:
-    """Sentences on all that is wrong in the splits, and between them."""
+def _faults(
+    layout: Layout, scans: Mapping[str, _Scan], modalities: Sequence[str] = MODALITIES, strips: bool = True
+) -> list[str]:
+    """Sentences on all that is wrong in the splits, and between them. strips: their sizes are looked at, file by file."""
     faults: dict[str, list[str]] = defaultdict(list)
-    faults["folders missing"] = [place for scan in scans.values() for place in scan.missing]
+    faults["folders missing"] = [
+        place for scan in scans.values() for place, modality in scan.missing.items() if modality in ("", *modalities)
+    ]
     for scan in scans.values():
         for kind, examples in scan.faults.items():
             faults[kind] += examples
-        for modality in layout.folders:
+        for modality in (m for m in layout.folders if m in modalities):
             lacking = [shot.name for shot in scan.shots if modality not in shot.files]
             faults[f"shots without a file of {modality} ({layout.folders[modality]})"] += lacking
-        if not layout.folders:
+        if strips and not layout.folders:
             faults[f"strips that are not {STRIP[0]} x {STRIP[1]} pixels"] += filter(None, map(_odd_strip, scan.shots))
     faults["splits without a shot"] = [inside for inside, scan in scans.items() if scan.there and not scan.shots]
     train, query, gallery = (
         scans[layout.splits[split]].shots if split in layout.splits else [] for split in ("train", "query", "gallery")
     )
     both = {shot.pid for shot in train} & {shot.pid for shot in (*query, *gallery)}
-    faults["identities both in training and test"] = list(map(str, sorted(both)))
+    faults[OVERLAP] = list(map(str, sorted(both)))
     groups: dict[int, set[int | None]] = defaultdict(set)  # identity: where the gallery shows it
     for shot in gallery:
         groups[shot.pid].add(getattr(shot, layout.rule))
@@ -381,12 +409,23 @@ def _odd_strip(shot: Shot) -> str:
     return "" if (width, height) == STRIP else f"{shot.name}: {width} x {height}"
 
 
-def _size(file: str) -> int:
-    """Bytes of a file, -1 if it is not there."""
+def _decoded(shot: Shot, modality: str, convert: Callable[[Image.Image], T]) -> T:
+    """What `convert` makes of the modality's file; a BrokenImage that begins with its own relative path."""
+    file = shot.files[modality]
     try:
-        return os.stat(file).st_size
+        return decode(file, convert)
+    except BrokenImage as error:
+        root = len(next(iter(shot.files.values()))) - len(shot.name)
+        raise BrokenImage(f"{Path(file[root:]).as_posix()}: {error}") from error
+
+
+def _stamp(file: str) -> tuple[int, int]:
+    """Size and time of a file: what changes when its content does, without reading it; -1 if it is not there."""
+    try:
+        about = os.stat(file)
     except OSError:
-        return -1
+        return -1, -1
+    return about.st_size, about.st_mtime_ns
 
 
 def _told(found: Mapping[str, Sequence[str]]) -> list[str]:

@@ -57,6 +57,8 @@ class Settings:
     neck: str = "before"  # or after
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    data: str = ""  # what it was trained on, where that is known
+    val_identities: int = 0  # how many of its identities were kept aside
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Settings:
@@ -66,6 +68,16 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def check_cameras(lowest: int, highest: int, settings: Settings) -> None:
+    """A UserError if a model has no embedding of one of these cameras (from 0)."""
+    if settings.cameras and not 0 <= lowest <= highest < settings.cameras:
+        number = 1 + (lowest if lowest < 0 else highest)
+        raise UserError(
+            f"camera {number} of a model that was trained on {settings.cameras} (1, 2, ...), each with its own embedding: "
+            "train on this data set, or without such embeddings (MODEL.SIE_CAMERA: False)"
+        )
 
 
 class Output(NamedTuple):
@@ -191,9 +203,8 @@ class ReidModel(nn.Module):
             return
         if cameras is None:
             table = self.camera.mean(0, keepdim=True)
-        elif bool((cameras < 0).any()) or bool((cameras >= self.settings.cameras).any()):
-            raise UserError(f"camera {int(cameras.max())} of a model that was trained on {self.settings.cameras} (0, 1, ...)")
         else:
+            check_cameras(int(cameras.min()), int(cameras.max()), self.settings)
             table = self.camera[cameras]  # (M B, D)
 
         def add(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -46,7 +46,11 @@ from tokensieve.training.log import loss_curve
 from tokensieve.training.processes import average, start_accelerator
 
 Inputs = dict[str, Tensor]
-KEYS = {"--pretrained": "PRETRAINED", "--model": "TRANSFORMER_TYPE", "--dataset_root": "ROOT_DIR"}  # what commands call them
+KEYS = {  # what commands call them
+    "--pretrained": "PRETRAINED",
+    "--model": "TRANSFORMER_TYPE",
+    "--dataset_root": "DATASETS.ROOT_DIR",
+}
 
 
 class ReidLearner:
@@ -91,6 +95,14 @@ class ReidLearner:
                 for split in (("train", "val") if given.VAL_IDENTITIES else ("train",))
             ]
         self._tell([note for part in found for note in part.notes])
+        for part in found:
+            lost, n = len(part.left_out), len(part) + len(part.left_out)
+            if lost > (allowed := self.config.DATALOADER.allowed(n)):
+                raise UserError(
+                    f"DATASETS: of {n} shots of {part.name} ({part.split}) {len(part.incomplete)} lack a modality and "
+                    f"{len(part.misnamed)} are misnamed; {allowed} may be so "
+                    f"(DATALOADER.MAX_BROKEN: {self.config.DATALOADER.MAX_BROKEN:g})"
+                )
         return found[0], found[1] if len(found) > 1 else None
 
     def _tell(self, notes: list[str]) -> None:
@@ -118,6 +130,8 @@ class ReidLearner:
             neck=test.NECK_FEAT,
             mean=seen.PIXEL_MEAN,
             std=seen.PIXEL_STD,
+            data=self.config.DATASETS.NAMES,
+            val_identities=self.config.DATASETS.VAL_IDENTITIES,
         )
 
     def _check_patches(self) -> None:
@@ -301,7 +315,8 @@ class ReidLearner:
             return None
         told = [pair for one in loop.processes(self).everyone(self._encoded()) for pair in one]
         told.sort(key=lambda pair: pair[0])
-        broken, n = len(found.shots) - len(told), len(found.shots)
+        lost = len(found.left_out)
+        broken, n = len(found.shots) - len(told) + lost, len(found.shots) + lost
         given = self.config.DATALOADER
         if broken > given.allowed(n) or not told:
             raise UserError(
