@@ -24,7 +24,7 @@ from tokensieve.handle import apply
 from tokensieve.models import load_reid
 from tokensieve.models.reid import ReidModel, Settings, build
 from tokensieve.plan import Plan
-from tokensieve.tasks.reid import chosen, default_plans, titled
+from tokensieve.tasks.reid import chosen, default_plans, present, titled
 
 Run = Callable[..., SimpleNamespace]
 ALL = [("RGB", "NI", "TI"), ("RGB", "NI"), ("RGB", "TI"), ("NI", "TI"), ("RGB",), ("NI",), ("TI",)]
@@ -147,7 +147,40 @@ def test_modalities_asked_for_are_those_of_the_result(run: Run, model: str, root
     assert {name for name in row["metrics"] if name.startswith("mAP_")} == {
         *("mAP_stderr", "mAP_RGB+NI", "mAP_NI", "mAP_plain", "mAP_tokens")
     }
-    assert "modalities alone" not in run("--plan", "sdtps@out", "--modalities", "NI").out
+    out = run("--plan", "sdtps@out", "--modalities", "NI").out
+    assert "modalities alone" not in out and "RGBNT201 by NI, 8 objects" in out
+    for name in ("mAP", "rank_1", "rank_5", "rank_10"):
+        assert name.replace("_", "-") in out
+    metrics = run("--plan", "sdtps@out", "--modalities", "NI").by_plan["sdtps@out"]["metrics"]
+    shown = [f"{100 * metrics[name]:.1f}" for name in ("mAP", "rank_1", "rank_5", "rank_10")]
+    assert any(re.findall(r"[\d.]+", line) == shown for line in out.splitlines() if "sdtps" in line)
+
+
+def test_the_first_modalities_asked_for_are_the_headline(run: Run, model: str, root: Path) -> None:
+    """Also what is timed, and what is counted, is of them alone: no union of what was asked for is looked at."""
+    done = run("--plan", "sdtps@out", "--modalities", "TI", "RGB")
+    (row,) = done.by_plan.values()
+    numbers = row["metrics"]
+    assert row["run"]["headline"] == "TI" and numbers["mAP"] == numbers["mAP_TI"] and numbers["rank_1"] == numbers["rank_1_TI"]
+    assert numbers["mAP"] == pytest.approx(slow_numbers(model, root, "RGBNT201", "sdtps@out", ("TI",))[0])
+    assert "mAP_RGB" in numbers and "mAP_RGB+TI" not in numbers and "RGBNT201 by TI, 8 objects" in done.out
+    alone = run("--plan", "sdtps@out", "--modalities", "TI").by_plan["sdtps@out"]
+    for name in ("mAP", "mAP_plain", "mAP_tokens", "cmc"):
+        assert numbers[name] == alone["metrics"][name]
+    for name in ("gflops", "gflops_full"):
+        assert row["reduction"][name] == alone["reduction"][name]
+
+
+def test_only_what_modalities_say_is_kept(model: str, root: Path) -> None:
+    loaded = load(model)
+    made: Any = loaded.model
+    data = reid.load("RGBNT201", root, "query")
+    inputs = {name: image[None] for name, image in loaded.transform(data.read(0)).items()}
+    whole = made.encode(inputs)
+    assert torch.equal(present(whole, made, ("RGB", "NI", "TI")), whole)
+    some = made.encode({name: inputs[name] for name in ("RGB", "TI")})
+    kept = present(some, made, ("RGB", "TI"))
+    assert kept.shape[1] == whole.shape[1] * 2 // 3 and torch.equal(kept, some[some != 0][None])
 
 
 def test_branches_are_also_told_alone(run: Run, model: str, root: Path, tmp_path: Path) -> None:
@@ -177,6 +210,12 @@ def test_validation_identities(run: Run, root: Path) -> None:
     assert "give --val_identities N" in run(*flags, expect=2).err
     (row,) = run(*flags, "--val_identities", "2").by_plan.values()
     assert row["run"]["n_queries"] == 8 and row["run"]["val_identities"] == 2 and row["run"]["split"] == "val"
+    load_reid.save(make(data="RGBNT201", val_identities=3), Path("told"))
+    (row,) = run("--model", "told", *flags, "--output", "told/").files.values()
+    assert json.loads(next(Path("told").glob("RGBNT201*.json")).read_text())["run"]["val_identities"] == 3
+    assert "held out 3 identities of RGBNT201" in run("--model", "told", *flags, "--val_identities", "2", expect=2).err
+    load_reid.save(make(data="RGBNT201"), Path("none"))
+    assert "held out 0 identities" in run("--model", "none", *flags, "--val_identities", "2", expect=2).err
 
 
 def test_broken_images_and_queries_without_an_answer_are_counted(run: Run, tmp_path: Path) -> None:
@@ -189,21 +228,47 @@ def test_broken_images_and_queries_without_an_answer_are_counted(run: Run, tmp_p
     assert "more than --max_broken 0.01 allows" in run(*flags, expect=2).err
     done = run(*flags, "--max_broken", "0.3")
     (row,) = done.by_plan.values()
-    assert "cannot read test/RGB/000007_cam1_0_00.jpg" in done.err and row["run"]["n_skipped"] == 1
+    assert "cannot read test/NI/000007_cam1_0_00.jpg" in done.err and row["run"]["n_skipped"] == 1
+    assert "RGBNT201: 2 of 5 queries have no right answer in the gallery (none of another camera) and are left out" in done.err
     assert (row["run"]["n_queries"], row["run"]["n_gallery"], row["run"]["n_left_out"]) == (5, 5, 2)
     few = run(*flags, "--max_broken", "0.3", "--limit", "4")  # of one identity
     (row,) = few.by_plan.values()
     assert row["run"]["n_queries"] == 3 and row["metrics"]["mAP"] == 1.0
 
 
-def test_results_are_folded_and_reported(run: Run) -> None:
+def test_shots_that_are_left_out_count_as_broken(run: Run, tmp_path: Path) -> None:
+    folder = write_rgbnt201(tmp_path / "here" / "RGBNT201") / "test"
+    (folder / "NI" / "000007_cam1_0_00.jpg").unlink()
+    (folder / "RGB" / "seven.jpg").write_bytes(b"")
+    (folder / "RGB" / "000008_cam2_0_00.jpg").write_bytes(b"no image")
+    flags = ("--dataset_root", tmp_path / "here", "--plan", "none", "--modalities", "RGB,NI")
+    err = run(*flags, "--max_broken", "0.1", expect=2).err
+    assert "of 9 shots of RGBNT201 (query) 1 lack a modality and 1 are misnamed, more than --max_broken 0.1 allows" in err
+    assert "RGBNT201: files whose names tell no identity and camera: 1 (test/RGB/seven.jpg)" in err
+    assert "3 of 9 images" in run(*flags, "--max_broken", "0.3", expect=2).err  # together with those that cannot be read
+    done = run(*flags, "--max_broken", "0.4")
+    (row,) = done.by_plan.values()
+    about = row["run"]
+    assert (about["n_incomplete"], about["n_misnamed"], about["n_skipped"], about["n_queries"]) == (1, 1, 3, 6)
+    assert "cannot read test/RGB/000007_cam1_0_00.jpg: a modality is missing" in done.err
+
+
+def test_cameras_are_compared_before_the_first_batch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(make().settings, cameras=4)
+    load_reid.save(build(settings).eval(), Path("four"))
+    monkeypatch.setattr(reid.ReidData, "read", None)
+    done = run("--model", "four", "--dataset", "RGBNT100", expect=2)
+    assert "camera 8 of a model that was trained on 4 (1, 2, ...)" in done.err and "MODEL.SIE_CAMERA: False" in done.err
+
+
+def test_results_are_folded_and_reported(run: Run, root: Path) -> None:
     run("--plan", "sdtps@out", "--compare", "none")
     assert main(["build", "out", "--output", "all.csv"]) == 0 and main(["report", "out"]) == 0
     names = Path("all.csv").read_text().splitlines()[0].split(",")
     assert names.index("mAP") < names.index("mAP_stderr") < names.index("rank_1") < names.index("cmc") < names.index("plan")
     page = Path("report.html").read_text()
     assert "<h2>" in page and "mAP, %" in page and "--modalities RGB,NI,TI RGB,NI" in page
-    assert "tokensieve show RGBNT201:0 --model" in page
+    assert "tokensieve show RGBNT201:0 --model" in page and f"--model_type reid --dataset_root {root} --plan" in page
     assert "made by the same settings: skipped" in run("--plan", "sdtps@out", "--compare", "none", "--skip_existing").err
 
 
@@ -217,6 +282,11 @@ def test_the_embedded_model_and_people_are_the_default(
     assert len(names) == 5 and names[0] == f"embedded-reid__{embedded.REID}_en_reid_anchor@out-7.json"
     assert main(["eval", "--model", model, "--plan", "none", "--num_workers", "0", "--quiet", "--output", "own.json"]) == 0
     assert json.loads(Path("own.json").read_text())["dataset"] == "embedded-reid"  # the folder tells its task
+
+
+def test_a_model_that_ships_and_is_not_there(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "reid_path", lambda name: tmp_path / "nothing")
+    assert f"{embedded.REID} is missing from this installation" in run("--model", embedded.REID, expect=2).err
 
 
 def test_plans_that_a_model_is_compared_under() -> None:

@@ -459,7 +459,7 @@ def run_job(
     if args.skip_load:
         made = _no_model(plans)
     else:
-        sample = _a_sample(data, device)
+        sample = task.headlined(_a_sample(data, device))
         made = reductions(arms, full, sample, task.tokens(sample), task.language_model())
     for text, reduction in zip(map(str, plans), made, strict=True):
         records, samples, broken = {}, {}, 0
@@ -608,7 +608,7 @@ def _pass_over(
     mine: list[tuple[Any, list[Record]]] = []
     try:
         with torch.inference_mode():
-            for turn, batch in enumerate(batches if full in arms else _timing_full(batches, full, arms)):
+            for turn, batch in enumerate(batches if full in arms else _timing_full(batches, full, arms, task)):
                 order = [(turn + place) % len(arms) for place in range(len(arms))]  # nobody always pays for the cold cache
                 encoders = [partial(arms[which], samples=batch.samples) for which in order]
                 made = task.batch(split, batch.images, batch.targets, encoders)
@@ -625,12 +625,12 @@ def _pass_over(
     return Done(records, n_samples, broken)
 
 
-def _timing_full(batches: Iterator[Batch], full: Arm, arms: Sequence[Arm]) -> Iterator[Batch]:
+def _timing_full(batches: Iterator[Batch], full: Arm, arms: Sequence[Arm], task: Task) -> Iterator[Batch]:
     """The same batches; now and then, never for long, one also goes through the unreduced model, to time it."""
     for batch in batches:
         yield batch
         if full.seconds <= FULL_SHARE * sum(arm.seconds for arm in arms):
-            full(_flat(batch.images), samples=batch.samples)
+            full(_flat(task.headlined(batch.images)), samples=batch.samples)
 
 
 def _flat(inputs: Inputs) -> Inputs:

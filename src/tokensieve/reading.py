@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,20 +30,23 @@ class Reading:
         total = None if self.source.size is None else self.source.size / size
         with tqdm(total=total, desc=title, unit="img", disable=title is None) as progress:
             for batch in loader:
-                self._count(batch)
+                self._count(batch, progress)
                 if batch.images is None:
                     progress.update(len(batch.broken))
                     continue
                 yield batch._replace(images=moved(batch.images, device))
                 progress.update(len(batch.broken) + len(batch.samples))
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, batch: Batch, progress: Any) -> None:
+        """Count what can be read and what cannot; an error that ends the pass begins on a line of its own."""
         for sample in batch.broken:
             if sample.fatal:
+                progress.close()
                 raise UserError(f"cannot read {sample.name} of {self.data}: {sample.reason}. Fetch it again.")
         self.broken += batch.broken
         self.n_samples += 0 if batch.images is None else len(batch.samples)
         if self.source.size is not None and len(self.broken) > self.max_broken * self.source.size:
+            progress.close()
             judge(self.broken, self.n_samples, self.source.size, self.max_broken, self.data)
 
 

@@ -431,6 +431,7 @@ def _examples(found: Sequence[Result], images: int) -> str:
 
 def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) -> str:
     from tokensieve import embedded
+    from tokensieve.data.sources import folder_of
 
     texts = list(dict.fromkeys(_plan(row) for row in rows))
     if pretrained not in embedded.MODELS.get(model, ()):
@@ -441,6 +442,9 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
             + (["--model_type", kind] if kind != "open_clip" else [])
         )
         what = f"{rows[0]['dataset']}:0" if kind == "reid" else "IMAGE"
+        root = _part(_part(rows[0], "run"), "arguments").get("dataset_root")
+        if kind == "reid" and root is not None:
+            named += f" {shlex.join(['--dataset_root', folder_of(str(rows[0]['dataset']), str(root))])}"
         command = shlex.join(["--plan", texts[0], *(["--compare", *texts[1:]] if texts[1:] else [])])
         return (
             "<p class='soft'>No pictures: they are drawn here for the models that ship with tokensieve only. To draw some:</p>"

@@ -18,7 +18,8 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
     metric = metric if metric in first["metrics"] else next(iter(first["metrics"]))
     weights = os.path.basename(first["pretrained"])
     model = f"{first['model']} ({weights})" if weights else first["model"]
-    title = f"{model} on {first['dataset']}, {run['n_samples']} {unit}s"
+    headline = f" by {run['headline']}" if "headline" in run else ""
+    title = f"{model} on {first['dataset']}{headline}, {run['n_samples']} {unit}s"
     table = Table(title=f"{title}, {run['device']}, {run['dtype']}", title_justify="left")
     table.add_column("plan", overflow="fold", min_width=12)
     head = metric if len(metric) <= 16 else metric.replace("_", "\n")

@@ -45,6 +45,8 @@ def check(name: str) -> None:
     """A UserError unless there is such a model."""
     if is_model(name):
         return
+    if name in OURS:
+        raise UserError(f"--model {name} is missing from this installation, though it ships with tokensieve: install it again")
     what = "holds no re-identification model (config.json, model.safetensors)" if Path(name).is_dir() else "is no folder"
     raise UserError(
         f"--model {name} {what}; give the folder of a training (tokensieve train configs/embedded_reid.yml), or "

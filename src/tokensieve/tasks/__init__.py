@@ -78,6 +78,10 @@ class Task:
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
         """Print what the table of all tasks has no column for."""
 
+    def headlined(self, images: Inputs) -> Inputs:
+        """What of a batch the plan's time and its operations are told of."""
+        return images
+
     def prepare(self) -> None:
         """What takes time before the first batch; called once it is known that there is something to do."""
 

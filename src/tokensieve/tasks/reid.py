@@ -1,15 +1,16 @@
 """Re-identification: every query is compared with the whole gallery (ranking.py), by each combination of its modalities.
 
-mAP, rank_k and cmc are those of all modalities that were asked for; what a plan costs and how fast it is, too. Of every
-combination the model sees those images alone, and there are mAP_RGB+NI, rank_1_RGB+NI and so on. Where features are of both
-branches, mAP_plain and mAP_tokens (and rank_1) are of one alone. mAP_stderr is that of queries; those of one identity are not
-independent of each other, so the true one is larger.
+mAP, rank_k and cmc are those of the first combination that was asked for (by default all modalities), the headline; so are what
+a plan costs and how fast it is. Of every combination the model sees those images alone, and there are mAP_RGB+NI, rank_1_RGB+NI
+and so on. Where features are of both branches, mAP_plain and mAP_tokens (and rank_1) are of one alone, by the headline's
+modalities. mAP_stderr is that of queries; those of one identity are not independent of each other, so the true one is larger.
+
+Shots that the data set lacks a modality of, and misnamed ones, count as broken images do.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -28,19 +29,22 @@ from tokensieve.errors import UserError, did_you_mean
 from tokensieve.handle import Handle, place
 from tokensieve.models import open_tower
 from tokensieve.models.load_reid import LoadedReid
-from tokensieve.models.reid import BRANCHES, ReidModel
+from tokensieve.models.reid import BRANCHES, ReidModel, Settings, check_cameras
 from tokensieve.plan import Plan
 from tokensieve.tasks import Encode, Record, Setup, Task
-from tokensieve.tasks.ranking import rank
+from tokensieve.tasks.ranking import Ranking, rank
 
 NAME = "reid"
 CONTROLS = ("random", "grid", "anchor")
-VAL_IDENTITIES = 30  # of the embedded data
+VAL_IDENTITIES = 30  # of the embedded data, for models that do not tell
 Combination = tuple[str, ...]  # modalities, in the model's order
 
 
 class Compared(NamedTuple):
-    """What is kept of a batch: features (B,F) by the name of a combination, identities (B,), cameras or scenes (B,)."""
+    """What is kept of a batch: features (B,F) by the name of a combination, identities (B,), cameras or scenes (B,).
+
+    Features hold what the combination's modalities say; the zeros of the others would change no distance.
+    """
 
     features: dict[str, Tensor]
     ids: Tensor
@@ -62,8 +66,9 @@ class ReidTask(Task):
             raise UserError(f"--language {setup.language}: re-identification reads no text; leave it out.")
         self.setup = setup
         self.combinations = chosen(args.modalities, loaded.model.modalities)
+        self.headline = self.combinations[0]
         self.whole = tuple(name for name in loaded.model.modalities if any(name in some for some in self.combinations))
-        self.val_identities = _val_identities(args.split, args.val_identities, setup.dataset)
+        self.val_identities = _val_identities(args.split, args.val_identities, setup.dataset, loaded.model.settings)
         splits = {"test": ("query", "gallery"), "val": ("val", "val")}[args.split]
         self.query, self.gallery = (self._load(split) for split in splits)
         self.once = _encode
@@ -71,6 +76,8 @@ class ReidTask(Task):
         made = {"query": self.query, "gallery": self.gallery}
         if [shot.name for shot in self.query.shots] == [shot.name for shot in self.gallery.shots]:
             made = {"test": self.gallery}  # the same shots: read and encoded once
+        self.data = list(made.values())
+        self._ranked: tuple[Any, dict[str, Ranking], int] | None = None  # of the records that were ranked last
         self._sources = {name: self._source(data) for name, data in made.items()}
 
     def _load(self, split: str) -> ReidData:
@@ -79,6 +86,15 @@ class ReidTask(Task):
         data = reid.load(setup.dataset, root, split, self.val_identities or 0, self.whole)
         for note in data.notes:
             setup.say(note)
+        lost, n = len(data.left_out), len(data) + len(data.left_out)
+        if lost > setup.args.max_broken * n:
+            raise UserError(
+                f"of {n} shots of {data.name} ({data.split}) {len(data.incomplete)} lack a modality and {len(data.misnamed)} "
+                f"are misnamed, more than --max_broken {setup.args.max_broken} allows: mend them, raise --max_broken, or give "
+                "--modalities that are there."
+            )
+        cameras = [shot.camera for shot in data.shots]
+        check_cameras(min(cameras), max(cameras), setup.loaded.model.settings)
         return data
 
     def _source(self, data: ReidData) -> Source:
@@ -92,67 +108,90 @@ class ReidTask(Task):
         return {
             "rule": f"same identity and {self.gallery.rule} excluded",
             "modalities": [",".join(some) for some in self.combinations],
+            "headline": titled(self.headline),
             "val_identities": self.val_identities,
         }
 
     def counts(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        query, gallery = self._joined(records)
-        seen: dict[int, set[int]] = defaultdict(set)  # identity: where the gallery shows it
-        for pid, group in zip(gallery.ids.tolist(), gallery.groups.tolist(), strict=True):
-            seen[pid].add(group)
-        left_out = sum(not seen[pid] - {group} for pid, group in zip(query.ids.tolist(), query.groups.tolist(), strict=True))
-        return {"n_queries": len(query.ids), "n_gallery": len(gallery.ids), "n_left_out": left_out}
+        rankings, gallery = self._rankings(records)
+        first = rankings[titled(self.headline)]
+        if first.left_out:
+            self.setup.say(
+                f"{self.setup.dataset}: {first.left_out} of {len(first.ap)} queries have no right answer in the gallery (none "
+                f"of another {self.gallery.rule}) and are left out"
+            )
+        return {
+            "n_queries": len(first.ap),
+            "n_gallery": gallery,
+            "n_left_out": first.left_out,
+            "n_incomplete": sum(len(data.incomplete) for data in self.data),
+            "n_misnamed": sum(len(data.misnamed) for data in self.data),
+        }
+
+    def headlined(self, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return _seen(images, self.headline)
 
     def batch(
         self, split: str, images: Mapping[str, Tensor], targets: tuple[Tensor, Tensor], encoders: Sequence[Encode]
     ) -> list[Record]:
         made = []
         for encode in encoders:
-            features = {titled(self.whole): _kept(encode(images))}
-            for some in self.combinations:
-                if some != self.whole:  # beside what the plan's time is told of
-                    seen = {name: images[name] for name in (*some, "cameras")}
-                    features[titled(some)] = _kept(encode(seen, aside=True))
+            features = {}
+            for some in self.combinations:  # the plan's time is told of the first
+                found = encode(_seen(images, some), aside=some != self.headline)
+                features[titled(some)] = present(found, self.setup.loaded.model, some).float().cpu()
             made.append(Compared(features, *targets))
         return made
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        query, gallery = self._joined(records)
-        about: dict[str, Any] = {
-            "query_ids": query.ids,
-            "gallery_ids": gallery.ids,
-            "query_groups": query.groups,
-            "gallery_groups": gallery.groups,
-        }
-        rankings = {name: rank(query.features[name], gallery.features[name], **about) for name in query.features}
-        whole = titled(self.whole)
-        numbers = rankings[whole].metrics()
-        for branch, part in branches_of(self.setup.loaded.model, query.features[whole].shape[1]).items():
-            of_branch = rank(query.features[whole][:, part], gallery.features[whole][:, part], **about)
-            numbers |= {f"mAP_{branch}": of_branch.mean_ap, f"rank_1_{branch}": of_branch.cmc(1)}
-        for some in self.combinations:
-            name, of_some = titled(some), rankings[titled(some)]
-            numbers |= {f"mAP_{name}": of_some.mean_ap, f"rank_1_{name}": of_some.cmc(1)}
+        rankings, _ = self._rankings(records)
+        numbers = rankings[titled(self.headline)].metrics()
+        names = [name for name in BRANCHES if name in rankings] + [titled(some) for some in self.combinations]
+        for name in names:
+            numbers |= {f"mAP_{name}": rankings[name].mean_ap, f"rank_1_{name}": rankings[name].cmc(1)}
         return numbers
 
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
-        if self.combinations == [self.whole]:
+        plans, numbers = [row["reduction"]["plan"] for row in rows], [row["metrics"] for row in rows]
+        shown = {"mAP": "mAP", "rank_1": "rank-1", "rank_5": "rank-5", "rank_10": "rank-10"}
+        lines = [[plan, *(f"{100 * told[name]:.1f}" for name in shown)] for plan, told in zip(plans, numbers, strict=True)]
+        table.print_grid(f"in percent, by {titled(self.headline)}", ["plan", *shown.values()], lines)
+        if len(self.combinations) == 1:
             return
         lines = []
         for name in map(titled, self.combinations):
-            numbers = [(row["metrics"][f"mAP_{name}"], row["metrics"][f"rank_1_{name}"]) for row in rows]
-            lines.append([name, *(f"{100 * ap:.1f} / {100 * first:.1f}" for ap, first in numbers)])
-        plans = [row["reduction"]["plan"] for row in rows]
+            pairs = [(told[f"mAP_{name}"], told[f"rank_1_{name}"]) for told in numbers]
+            lines.append([name, *(f"{100 * ap:.1f} / {100 * first:.1f}" for ap, first in pairs)])
         table.print_grid("mAP / rank-1 in percent, with these modalities alone", ["modalities", *plans], lines)
 
-    def _joined(self, records: dict[str, list[Record]]) -> tuple[Compared, Compared]:
-        """All of the queries and of the gallery."""
-        whole = {}
-        for split, batches in records.items():
-            features = {name: torch.cat([batch.features[name] for batch in batches]) for name in batches[0].features}
-            ids, groups = (torch.cat(parts) for parts in zip(*((b.ids, b.groups) for b in batches), strict=True))
-            whole[split] = Compared(features, ids, groups)
-        return (whole["test"], whole["test"]) if "test" in whole else (whole["query"], whole["gallery"])
+    def _rankings(self, records: dict[str, list[Record]]) -> tuple[dict[str, Ranking], int]:
+        """By combination, and of the headline by branch, how well the queries were answered; and how large the gallery is."""
+        if self._ranked is None or self._ranked[0] is not records:
+            names = ("test", "test") if "test" in records else ("query", "gallery")
+            query, gallery = (records[name] for name in names)
+            about: dict[str, Any] = {
+                "query_ids": torch.cat([batch.ids for batch in query]),
+                "gallery_ids": torch.cat([batch.ids for batch in gallery]),
+                "query_groups": torch.cat([batch.groups for batch in query]),
+                "gallery_groups": torch.cat([batch.groups for batch in gallery]),
+            }
+            made = {}
+            for name in map(titled, self.combinations):  # one at a time is put together
+                far = torch.cat([batch.features[name] for batch in gallery])
+                near = far if query is gallery else torch.cat([batch.features[name] for batch in query])
+                made[name] = rank(near, far, **about)
+                if name == titled(self.headline):
+                    for branch, part in branches_of(self.setup.loaded.model, far.shape[1]).items():
+                        made[branch] = rank(near[:, part], far[:, part], **about)
+            self._ranked = (records, made, len(about["gallery_ids"]))
+        return self._ranked[1:]
+
+
+def present(features: Tensor, model: ReidModel, modalities: Combination) -> Tensor:
+    """The columns of these modalities in features of all, (B, branches x all M x E) -> (B, branches x M x E)."""
+    places = [model.modalities.index(name) for name in modalities]
+    parts = features.unflatten(1, (-1, len(model.modalities), model.width))
+    return parts[:, :, places].flatten(1)
 
 
 def branches_of(model: ReidModel, width: int) -> dict[str, slice]:
@@ -167,11 +206,11 @@ def _encode(model: ReidModel, inputs: Mapping[str, Tensor]) -> Tensor:
     return model.encode(inputs)
 
 
-def _kept(features: Tensor) -> Tensor:
-    return features.float().cpu()
+def _seen(images: Mapping[str, Tensor], modalities: Combination) -> dict[str, Tensor]:
+    return {name: images[name] for name in (*modalities, "cameras")}
 
 
-def _val_identities(split: str, given: int | None, dataset: str) -> int | None:
+def _val_identities(split: str, given: int | None, dataset: str, settings: Settings) -> int | None:
     """How many identities of the training set are for validation; None where none are asked for."""
     if split not in ("test", "val"):
         raise UserError(
@@ -181,6 +220,13 @@ def _val_identities(split: str, given: int | None, dataset: str) -> int | None:
         if given is not None:
             raise UserError("--val_identities works with --split val only: add it.")
         return None
+    if settings.data == dataset:
+        if given not in (None, settings.val_identities) or not settings.val_identities:
+            raise UserError(
+                f"--split val: the training of this model held out {settings.val_identities} identities of {dataset}, so "
+                "others are known to it; " + ("leave --val_identities out." if settings.val_identities else "use --split test.")
+            )
+        return settings.val_identities
     if given is None and dataset not in reid.EMBEDDED:
         raise UserError(
             f"--split val: {dataset} has no validation identities of its own; give --val_identities N, as the training held "
@@ -241,16 +287,18 @@ def default_plans(model: ReidModel) -> tuple[list[Plan], list[str]]:
 
 
 class Shots(Dataset[Any]):
-    """Samples as the loader wants them: (images and camera by name, (identity, group)), or Broken."""
+    """Samples as the loader wants them: (images and camera by name, (identity, group)), or Broken; at the end what is lost."""
 
     def __init__(self, data: ReidData, modalities: Combination, transform: Any) -> None:
         self.data, self.modalities, self.transform = data, modalities, transform
-        self.groups = data.groups
+        self.groups, self.lost = data.groups, list(data.left_out.items())
 
     def __len__(self) -> int:
-        return len(self.data.shots)
+        return len(self.data) + len(self.lost)
 
     def __getitem__(self, index: int) -> Any:
+        if index >= len(self.data):
+            return Broken(*self.lost[index - len(self.data)])
         shot = self.data.shots[index]
         try:
             images: dict[str, Image.Image] = self.data.read(index, self.modalities)
