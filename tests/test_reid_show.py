@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.test_reid_data import write_msvr310
 from tests.test_show import arguments
 from tokensieve import apply, cli, pictures, reid_pictures, show, show_reid
 from tokensieve.config_reid import ReidTraining
@@ -235,9 +237,36 @@ def test_second_file_of_a_modality_begins_another_object(tmp_path: Path) -> None
     assert (second.name, list(second.images), second.number) == ("c", ["NI"], 1)
 
 
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_files_are_read_as_those_of_data_sets(tmp_path: Path, dtype: Any) -> None:
+    """Heat in hundredths of a kelvin is neither black nor white all over."""
+    values = np.linspace(29_000, 30_500, 32 * 16).reshape(32, 16).astype(dtype)
+    Image.fromarray(values).save(tmp_path / "heat.tif")
+    (target,) = show_reid.read([f"TI={tmp_path / 'heat.tif'}"], "root", ("RGB", "TI"))
+    assert len(np.unique(np.asarray(target.images["TI"]))) > 200
+
+
+def test_queries_have_one_number_whatever_is_shown(root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(root, tmp_path / "data")
+    (folder / "test" / "TI" / "000003_cam1_0_00.jpg").unlink()
+    numbers = [show_reid.read(["RGBNT201:2"], str(folder), shown)[0].shot for shown in (("RGB", "NI"), ("RGB", "TI"))]
+    assert [shot.name for shot in numbers if shot] == ["test/RGB/000003_cam2_0_00.jpg"] * 2
+    assert "tokensieve: RGBNT201: shots without a file of TI (TI): 1 (test/RGB/000003_cam1_0_00.jpg)" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"RGBNT201:0: cannot read .*there is no file of TI"):
+        show_reid.read(["RGBNT201:0"], str(folder), ("RGB", "TI"))
+
+
+def test_cameras_are_called_as_in_the_files(root: str, tmp_path: Path) -> None:
+    write_msvr310(tmp_path / "MSVR310")
+    (target,) = show_reid.read(["MSVR310:0"], str(tmp_path), ("RGB",))
+    assert target.about == "id 7, scene 1, camera 4"  # 0007_s001_v4_000.jpg
+    assert show_reid.read(["RGBNT201:2"], root, ("RGB",))[0].about == "id 3, camera 2"  # 000003_cam2
+
+
 @pytest.mark.parametrize(
     ("images", "flags", "said"),
     [
+        (["RGBNT201:1"], {"gallery": True, "ranks": 51}, "--ranks 51: 50 fit into a picture"),
         (["RGBNT201:12"], {}, "there are the queries RGBNT201:0 to RGBNT201:11"),
         (["RGBNT201:x"], {}, "there are the queries RGBNT201:0 to RGBNT201:11"),
         (["RGBNT21:1"], {}, "Did you mean 'RGBNT201'?"),

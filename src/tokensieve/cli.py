@@ -306,13 +306,14 @@ def _eval_flags(parser: Parser) -> None:
         "--modalities",
         nargs="+",
         metavar="A,B",
-        help="modalities to compare objects by, for example RGB,NI,TI RGB,NI RGB (default: every combination of the model's)",
+        help="modalities to compare objects by, for example RGB,NI,TI RGB,NI RGB; the first is the headline "
+        "(default: every combination of the model's, all first)",
     )
     reid.add_argument(
         "--val_identities",
         type=count(1),
         metavar="N",
-        help="with --split val: how many identities of the training set are for validation (default: 30 for embedded data)",
+        help="with --split val: how many identities of the training set are for validation (default: the training's)",
     )
 
     probe = parser.add_argument_group("linear_probe")
@@ -413,7 +414,9 @@ def _show_flags(parser: Parser) -> None:
     parser.add_argument("--compare", nargs="+", default=[], metavar="PLAN", help="more plans, side by side")
     parser.add_argument("--question", metavar="TEXT", help="ask a vision-language model this, and tell its answers too")
     parser.add_argument("--gallery", action="store_true", help="of re-identification: whom a query finds in the gallery")
-    parser.add_argument("--ranks", type=count(1), default=10, metavar="N", help="with --gallery: so many (default: 10)")
+    parser.add_argument(
+        "--ranks", type=count(1), default=10, metavar="N", help="with --gallery: so many, 50 at most (default: 10)"
+    )
     parser.add_argument("--modalities", metavar="RGB,TI", help="of re-identification: only these (default: all of the model)")
     parser.add_argument("--dataset_root", default="root", metavar="DIR", help="folder of a re-identification data set")
     parser.add_argument(

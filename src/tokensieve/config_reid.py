@@ -123,7 +123,7 @@ class Dataloader(Section):
     KEEP_IN_MEMORY: bool = False
     """Read every image once and hold it, at its size as input."""
     MAX_BROKEN: Fraction = 0.01
-    """The share of objects, rounded up, that may be unreadable."""
+    """The share of objects, rounded up, that may be unreadable, or left out since they lack a modality or are misnamed."""
 
     def allowed(self, objects: int) -> int:
         """How many of so many may be unreadable."""

@@ -16,15 +16,15 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from tokensieve import pictures, reid_pictures, show
-from tokensieve.data.images import BrokenImage
-from tokensieve.data.reid import MODALITIES, NAMES, ReidData, Shot
+from tokensieve import reid_pictures, show
+from tokensieve.data.images import BrokenImage, decode
+from tokensieve.data.reid import LAYOUTS, MODALITIES, NAMES, ReidData, Shot, eight_bits
 from tokensieve.data.reid import load as load_data
 from tokensieve.device import find_device
 from tokensieve.errors import PlanWarning, UserError
 from tokensieve.handle import Handle, apply
 from tokensieve.models import load_reid
-from tokensieve.models.reid import ReidModel
+from tokensieve.models.reid import ReidModel, check_cameras
 from tokensieve.parts import Weights
 from tokensieve.plan import Plan
 from tokensieve.reid_pictures import Found, Seen, Strip
@@ -34,6 +34,7 @@ from tokensieve.tasks.reid import chosen
 T = TypeVar("T")
 DEFAULT_TYPE = "open_clip"  # what --model_type is when it is not given
 BATCH = 64  # objects of a gallery that are encoded together
+MOST = 50  # objects of a gallery that can be drawn side by side
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Target:
 
     @property
     def about(self) -> str:
-        return ", ".join(_about(self.shot)) if self.shot else ""
+        return ", ".join(_about(self.shot, self.queries.name)) if self.shot and self.queries else ""
 
 
 def wanted(args: argparse.Namespace) -> bool:
@@ -66,6 +67,8 @@ def run(args: argparse.Namespace) -> list[Path]:
     load_reid.check(model_name)
     if args.model_type not in ("reid", DEFAULT_TYPE):
         raise UserError(f"--model_type {args.model_type} does not go with a re-identification model; leave it out")
+    if args.gallery and args.ranks > MOST:
+        raise UserError(f"--ranks {args.ranks}: {MOST} fit into a picture at most")
     for flag in ("question", "pretrained"):
         if getattr(args, flag) is not None:
             raise UserError(f"--{flag} does not go with a re-identification model")
@@ -76,6 +79,9 @@ def run(args: argparse.Namespace) -> list[Path]:
     plans = [Plan.parse(model.plan) if given is None else given, *compared]
     shown = chosen([args.modalities], model.modalities)[0] if args.modalities is not None else model.modalities
     targets = read(args.images, args.dataset_root, shown)
+    for data in {id(target.queries): target.queries for target in targets if target.queries}.values():
+        cameras = [shot.camera for shot in data.shots]
+        check_cameras(min(cameras), max(cameras), model.settings)
     if args.gallery:
         for target in targets:
             if target.queries is None:
@@ -111,8 +117,11 @@ def _modality(text: str) -> str | None:
 
 
 def read(texts: Sequence[str], root: str, modalities: Sequence[str]) -> list[Target]:
-    """The objects that arguments name: DATASET:N, a query of a data set, or MODALITY=FILE, whose second RGB begins another."""
-    queries = cache(lambda name: load_data(name, root, "query", modalities=modalities))
+    """The objects that arguments name: DATASET:N, a query of a data set, or MODALITY=FILE, whose second RGB begins another.
+
+    Queries are numbered whatever modalities are shown, so one may lack a modality: a UserError if it is asked for.
+    """
+    queries = cache(lambda name: _told_of(load_data(name, root, "query", modalities=modalities, whole=False)))
     targets: list[Target] = []
     files: list[dict[str, str]] = []
     for text in texts:
@@ -139,14 +148,30 @@ def read(texts: Sequence[str], root: str, modalities: Sequence[str]) -> list[Tar
         except BrokenImage as error:
             raise UserError(f"{text}: cannot read {error}") from error
     for number, named in enumerate(files):
-        ordered = {modality: pictures.as_image(named[modality]) for modality in modalities if modality in named}
+        ordered = {modality: _opened(named[modality]) for modality in modalities if modality in named}
         targets.append(Target(Path(next(iter(named.values()))).stem, number, ordered))
     return targets
 
 
-def _about(shot: Shot) -> list[str]:
+def _opened(file: str) -> Image.Image:
+    """A file as those of data sets are read: 16 bits and floats by the image's own range."""
+    try:
+        return decode(file, eight_bits)
+    except BrokenImage as error:
+        raise UserError(f"cannot read {file}: {error}") from error
+
+
+def _told_of(data: ReidData) -> ReidData:
+    """The same, once its notes are told."""
+    for note in data.notes:
+        print(f"tokensieve: {note}", file=sys.stderr)
+    return data
+
+
+def _about(shot: Shot, data: str) -> list[str]:
+    """Identity, scene and camera, as files of this data set are named."""
     scene = [] if shot.scene is None else [f"scene {shot.scene}"]
-    return [f"id {shot.pid}", *scene, f"camera {shot.camera + 1}"]
+    return [f"id {shot.pid}", *scene, f"camera {shot.camera + LAYOUTS[data].first_camera}"]
 
 
 # ---------------------------------------------------------------------------------------------------------- what is made of it
@@ -219,6 +244,8 @@ def make_strips(
         assert queries is not None and shot is not None
         if queries.name not in galleries:
             gallery = load_data(queries.name, root, "gallery", modalities=queries.modalities)
+            for note in (note for note in gallery.notes if note not in queries.notes):
+                print(f"tokensieve: {note}", file=sys.stderr)
             galleries[queries.name] = (
                 gallery,
                 *encode(loaded, handles, gallery, range(len(gallery)), f"gallery of {queries.name}"),
@@ -235,11 +262,11 @@ def make_strips(
                 gallery_groups=[gallery.groups[index] for index in there],
             )
             nearest = [
-                Found(gallery.read(there[place]), _about(gallery.shots[there[place]]), distance, right)
+                Found(gallery.read(there[place]), _about(gallery.shots[there[place]], gallery.name), distance, right)
                 for place, right, distance in zip(*(column[:ranks].tolist() for column in found), strict=True)
             ]
             told = [*_told(found, len(there), gallery.rule), *handle.notes]
-            strips[-1].append(Strip(str(handle.plan), told, target.name, target.images, _about(shot), nearest))
+            strips[-1].append(Strip(str(handle.plan), told, target.name, target.images, _about(shot, queries.name), nearest))
     return strips
 
 
