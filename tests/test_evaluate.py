@@ -27,6 +27,7 @@ from tokensieve.data.sources import Batch
 from tokensieve.handle import Handle, apply
 from tokensieve.models import load
 from tokensieve.plan import Plan
+from tokensieve.tasks import Task
 
 Run = Callable[..., SimpleNamespace]
 
@@ -321,7 +322,7 @@ def test_timing_the_unreduced_model_costs_little() -> None:
     def timed(batches: int) -> int:
         full, arm = Fake(1.5), Fake(1.0)
         some = Batch(torch.zeros(1, 3, 2, 2), torch.zeros(1), [], 0, torch.zeros(1))
-        for batch in evaluate._timing_full(iter([some] * batches), full, [arm]):  # type: ignore[arg-type, list-item]
+        for batch in evaluate._timing_full(iter([some] * batches), full, [arm], Task()):  # type: ignore[arg-type, list-item]
             arm(batch.images)
         return full.calls
 
