@@ -97,6 +97,11 @@ def slow_numbers(model: str, root: Path, name: str, plan: str, modalities: tuple
     return sum(ap for ap, _ in found) / len(found), sum(first == 1 for _, first in found) / len(found)
 
 
+def unwrapped(text: str) -> str:
+    """Titles of tables are broken where the model's path is long."""
+    return " ".join(text.split())
+
+
 @pytest.mark.slow
 def test_by_default_a_model_is_compared_with_controls_by_every_combination(run: Run, model: str, root: Path) -> None:
     done = run()
@@ -148,7 +153,7 @@ def test_modalities_asked_for_are_those_of_the_result(run: Run, model: str, root
         *("mAP_stderr", "mAP_RGB+NI", "mAP_NI", "mAP_plain", "mAP_tokens")
     }
     out = run("--plan", "sdtps@out", "--modalities", "NI").out
-    assert "modalities alone" not in out and "RGBNT201 by NI, 8 objects" in out
+    assert "modalities alone" not in out and "RGBNT201 by NI, 8 objects" in unwrapped(out)
     for name in ("mAP", "rank_1", "rank_5", "rank_10"):
         assert name.replace("_", "-") in out
     metrics = run("--plan", "sdtps@out", "--modalities", "NI").by_plan["sdtps@out"]["metrics"]
@@ -163,7 +168,8 @@ def test_the_first_modalities_asked_for_are_the_headline(run: Run, model: str, r
     numbers = row["metrics"]
     assert row["run"]["headline"] == "TI" and numbers["mAP"] == numbers["mAP_TI"] and numbers["rank_1"] == numbers["rank_1_TI"]
     assert numbers["mAP"] == pytest.approx(slow_numbers(model, root, "RGBNT201", "sdtps@out", ("TI",))[0])
-    assert "mAP_RGB" in numbers and "mAP_RGB+TI" not in numbers and "RGBNT201 by TI, 8 objects" in done.out
+    assert "mAP_RGB" in numbers and "mAP_RGB+TI" not in numbers
+    assert "RGBNT201 by TI, 8 objects" in unwrapped(done.out)
     alone = run("--plan", "sdtps@out", "--modalities", "TI").by_plan["sdtps@out"]
     for name in ("mAP", "mAP_plain", "mAP_tokens", "cmc"):
         assert numbers[name] == alone["metrics"][name]
