@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import tokensieve
 from tokensieve import results
-from tokensieve.flops import gflops_within
 from tokensieve.handle import Handle
 from tokensieve.models import open_tower
 from tokensieve.models.reid import ReidModel, Settings, build
@@ -39,7 +39,7 @@ SHAPES = {
         32,
     ),
 }
-ROUNDS = 15
+ROUNDS = 7
 
 
 def plans(depth: int) -> list[str]:
@@ -80,11 +80,31 @@ def encode(model: ReidModel, inputs: dict[str, torch.Tensor], handle: Handle | N
                 model.encode(inputs)
 
 
-def after(model: ReidModel, plan: str) -> list[nn.Module]:
-    """The modules that run from the cut on."""
-    blocks: list[nn.Module] = [block.module for block in open_tower(model).blocks]
+def after(model: ReidModel, plan: str) -> nn.Module:
+    """What runs first after the cut."""
     at = plan.split("@")[1].split(":")[0]
-    return [model.head] if at == "out" else [*blocks[int(at) :], model.head]
+    return model.head if at == "out" else open_tower(model).blocks[int(at)].module
+
+
+def count(run: Any, module: nn.Module) -> dict[str, float]:
+    """GFLOPs of a call, and of what comes from the module's beginning on."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it would count as 0
+    before = 0
+    try:
+        with FlopCounterMode(display=False) as counter:
+
+            def note(module: nn.Module, args: Any) -> None:
+                nonlocal before
+                before = counter.get_total_flops()
+
+            hook = module.register_forward_pre_hook(note)
+            run()
+            hook.remove()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    total = counter.get_total_flops()
+    return {"gflops": total / 1e9, "gflops_after": (total - before) / 1e9}
 
 
 def measure(name: str, settings: Settings, batch: int) -> list[dict[str, Any]]:
@@ -105,7 +125,7 @@ def measure(name: str, settings: Settings, batch: int) -> list[dict[str, Any]]:
     timings: dict[str, list[tuple[float, float, float, float]]] = {plan: [] for plan in handles}
     for turn in range(ROUNDS + 1):
         for plan, handle in handles.items():
-            clock = Clock(after(model, plan)[0])
+            clock = Clock(after(model, plan))
             full = clock.time(partial(encode, model, inputs, None))
             cut = clock.time(partial(encode, model, inputs, handle))
             if turn:  # the first round warms up
@@ -114,11 +134,8 @@ def measure(name: str, settings: Settings, batch: int) -> list[dict[str, Any]]:
     rows = []
     for plan, handle in handles.items():
         full, full_after, cut, cut_after = (statistics.median(column) for column in zip(*timings[plan], strict=True))
-        counted = {}
-        for which, on in (("full", None), ("plan", handle)):
-            run = partial(encode, model, single, on)
-            total = gflops_within(run, model, None)[0]
-            counted[which] = {"gflops": total, "gflops_after": sum(gflops_within(run, model, m)[1] for m in after(model, plan))}
+        module = after(model, plan)
+        counted = {name: count(partial(encode, model, single, on), module) for name, on in (("full", None), ("plan", handle))}
         assert handle is not None
         rows.append(
             {
