@@ -77,6 +77,15 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def stamp(file: str | Path) -> tuple[int, ...]:
+    """Size and time of a file, nothing if it is not there: what changes when its content does, without reading it."""
+    try:
+        about = os.stat(file)
+    except OSError:
+        return ()
+    return about.st_size, about.st_mtime_ns
+
+
 def versions() -> dict[str, str]:
     """What made a result."""
     import open_clip

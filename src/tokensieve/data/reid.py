@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from tokensieve.data import people
 from tokensieve.data.images import BrokenImage, by_own_range, decode
 from tokensieve.errors import UserError, nearest
-from tokensieve.results import digest
+from tokensieve.results import digest, stamp
 
 T = TypeVar("T")
 MODALITIES = ("RGB", "NI", "TI")
@@ -157,7 +157,7 @@ class ReidData(Dataset[dict[str, Image.Image]]):
         """Of the names, sizes and times of all files, wherever the folder is; drawn ones go by the version of the drawing."""
         drawn = self.name in EMBEDDED  # the same pictures, whenever they were written
         what = 1 if drawn else 2  # size; and time
-        files = [(shot.name, [(m, *_stamp(file)[:what]) for m, file in shot.files.items()]) for shot in self.shots]
+        files = [(shot.name, [(m, *stamp(file)[:what]) for m, file in shot.files.items()]) for shot in self.shots]
         return digest([self.name, self.split, self.modalities, people.VERSION if drawn else None, files])
 
     def read(self, index: int, modalities: Sequence[str] | None = None) -> dict[str, Image.Image]:
@@ -417,15 +417,6 @@ def _decoded(shot: Shot, modality: str, convert: Callable[[Image.Image], T]) -> 
     except BrokenImage as error:
         root = len(next(iter(shot.files.values()))) - len(shot.name)
         raise BrokenImage(f"{Path(file[root:]).as_posix()}: {error}") from error
-
-
-def _stamp(file: str) -> tuple[int, int]:
-    """Size and time of a file: what changes when its content does, without reading it; -1 if it is not there."""
-    try:
-        about = os.stat(file)
-    except OSError:
-        return -1, -1
-    return about.st_size, about.st_mtime_ns
 
 
 def _told(found: Mapping[str, Sequence[str]]) -> list[str]:

@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from tokensieve.data import reid, vqa
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.errors import UserError, nearest
-from tokensieve.results import digest
+from tokensieve.results import digest, stamp
 
 CLASSIFY, RETRIEVE, SELECT = "zeroshot_classification", "zeroshot_retrieval", "image_caption_selection"
 ANSWER, FIND = "vqa", "reid"
@@ -454,10 +454,10 @@ def _guarded(given: Any, name: str, folder: str, split: str) -> Source:
         return Source(_Foreign(given), classes, templates, digest([*mark, folder]))
     if hasattr(given, "loader") and hasattr(given, "samples"):  # an image folder
         given.loader = open_image
-        mark.append([(os.path.relpath(path, folder), label, *_stamp(path)) for path, label in given.samples])
+        mark.append([(os.path.relpath(path, folder), label, *stamp(path)) for path, label in given.samples])
     else:
         files = sorted(os.path.join(place, file) for place, _, inside in os.walk(folder) for file in inside)
-        mark.extend([len(given), *((os.path.relpath(file, folder), *_stamp(file)) for file in files)])
+        mark.extend([len(given), *((os.path.relpath(file, folder), *stamp(file)) for file in files)])
     return Source(Guarded(given), classes, templates, digest(mark), captions=name in CAPTIONS)
 
 
@@ -473,15 +473,9 @@ def _captioned(given: Any, transform: Callable[[Any], Tensor], name: str, folder
     else:  # flickr's files are under the root, with several captions; the others' are whole paths with one caption
         files = [os.path.join(given.root, file) if isinstance(told, list) else file for file, told in given.data]
         captions = [told if isinstance(told, list) else [told] for _, told in given.data]
-    stamps = [(os.path.relpath(file, folder), *(_stamp(file) if os.path.exists(file) else ())) for file in files]
+    stamps = [(os.path.relpath(file, folder), *stamp(file)) for file in files]
     mark = digest([name, split, language, stamps, captions])
     return Source(Captioned(files, captions, transform), [], [], mark, captions=True)
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    """Size and time of a file: what changes when its content does, without reading it."""
-    about = os.lstat(path)
-    return about.st_size, about.st_mtime_ns
 
 
 class Guarded(Dataset[Any]):
@@ -584,7 +578,7 @@ def _webdataset(given: Any, transform: Callable[[Any], Tensor], cache_dir: str |
     pipeline = webdataset.WebDataset(
         shards, cache_dir=cache_dir, shardshuffle=False, nodesplitter=_every_shard, empty_check=False
     )
-    mark = digest([(os.path.basename(shard), *_stamp(shard)) if os.path.isfile(shard) else shard for shard in shards])
+    mark = digest([(os.path.basename(shard), *stamp(shard)) if os.path.isfile(shard) else shard for shard in shards])
     captions = (
         str.splitlines in given.pipeline[-1].args
     )  # what clip_benchmark does to the text if dataset_type.txt says retrieval

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.results import digest
+from tokensieve.results import digest, stamp
 
 EMBEDDED = {"embedded-questions": "seen", "embedded-questions-all": "all"}  # the pairs of colour and shape that are shown
 NAMES = (*EMBEDDED, "vqav2", "gqa")
@@ -172,7 +172,7 @@ class FileQuestions(VqaData):
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
         files = dict.fromkeys(one.file for one in self.asked)
-        return digest([self.name, self.split, self.asked, [(file, *_stamp(self.folder / file)) for file in files]])
+        return digest([self.name, self.split, self.asked, [(file, *stamp(self.folder / file)) for file in files]])
 
     def __len__(self) -> int:
         return len(self.asked)
@@ -230,15 +230,6 @@ def _pictures(folder: Path, asked: Iterable[str]) -> set[str]:
             names = []
         found.update(os.path.join(inside, name) for name in names)
     return found
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Size and time of a file, nothing if it is not there: what changes when its content does, without reading it."""
-    try:
-        about = path.stat()
-    except OSError:
-        return ()
-    return about.st_size, about.st_mtime_ns
 
 
 def _refuse_unanswered(name: str, split: str, known: Mapping[str, str]) -> None:

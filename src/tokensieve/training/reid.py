@@ -276,6 +276,16 @@ class ReidLearner:
     # --- its state ------------------------------------------------------------------------------------------------
 
     @property
+    def objectives(self) -> list[str]:
+        """What it learns by, in words."""
+        given = self.config.MODEL
+        named = {
+            "cross-entropy of the identity": given.ID_LOSS_WEIGHT,
+            "soft-margin triplets of the hardest": given.TRIPLET_LOSS_WEIGHT,
+        }
+        return [name for name, weight in named.items() if weight]
+
+    @property
     def recipe(self) -> dict[str, Any]:
         """What decides the result: the file, the data that it names, the number format, and how many processes there are."""
         prints = {"train": self.train_data.fingerprint}
@@ -420,7 +430,7 @@ def export(learner: ReidLearner, run: Path) -> dict[str, Any]:
         parts.save_part(run / f"{name}.safetensors", name, part, learner.model, trained)
     card = {
         **trained,
-        "objective": "of each branch cross-entropy of the identity and soft-margin triplets of the hardest",
+        "objective": f"of each branch {' and '.join(learner.objectives)}",
         "recipe": learner.recipe,
         "seed": learner.how.SEED,
         "objects": learner.steps * learner.how.IMS_PER_BATCH,
