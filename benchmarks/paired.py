@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import tokensieve
-from tokensieve import embedded, results
-from tokensieve.data import sources
-from tokensieve.models import load
-from tokensieve.tasks.classification import zero_shot_classifier
+from tokensieve import embedded, files, provenance
+from tokensieve.data import registry as data_registry
+from tokensieve.models import loading
+from tokensieve.tasks.zeroshot_classification.classifier import zero_shot_classifier
 
 
 def main() -> None:
@@ -30,8 +30,8 @@ def main() -> None:
     parser.add_argument("--dataset", default="embedded")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    loaded = load.load(embedded.MODEL, embedded.PRETRAINED)
-    source = sources.build(args.dataset, loaded.transform)
+    loaded = loading.load(embedded.MODEL, embedded.PRETRAINED)
+    source = data_registry.build(args.dataset, loaded.transform)
     cpu = torch.device("cpu")
     classifier = zero_shot_classifier(loaded.model, loaded.tokenizer, source.classes, source.templates, cpu, nullcontext)
     with warnings.catch_warnings(), torch.inference_mode():
@@ -51,13 +51,13 @@ def main() -> None:
         "acc1": [one.mean().item(), two.mean().item()],
         "difference": difference.mean().item(),
         "stderr": difference.std().item() / math.sqrt(len(one)),
-        "versions": results.versions(),
+        "versions": provenance.versions(),
     }
     print(
         f"{100 * row['difference']:.2f} ± {100 * row['stderr']:.2f} points ({args.plans[0]} over {args.plans[1]}, n={len(one)})"
     )
     if args.output is not None:
-        results.write_json(args.output, row)
+        files.write_json(args.output, row)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokensieve
-from tokensieve import results
-from tokensieve.handle import Handle
-from tokensieve.models import open_tower
-from tokensieve.models.reid import ReidModel, Settings, build
+from tokensieve import files, provenance
+from tokensieve.cutting.handle import Handle
+from tokensieve.models.registry import open_tower
+from tokensieve.reid.build import build
+from tokensieve.reid.model import ReidModel, Settings
 
 SHAPES = {
     "ViT-B-16, 256 x 128": (Settings("open_clip", "ViT-B-16", (256, 128), cameras=4), 4),
@@ -157,7 +158,7 @@ def measure(name: str, settings: Settings, batch: int) -> list[dict[str, Any]]:
 def main(path: Path) -> None:
     rows = [row for name, (settings, batch) in SHAPES.items() for row in measure(name, settings, batch)]
     threads = {"threads": torch.get_num_threads(), "rounds": ROUNDS}
-    results.write_json(path, {"rows": rows, **threads, "versions": results.versions()})
+    files.write_json(path, {"rows": rows, **threads, "versions": provenance.versions()})
 
 
 if __name__ == "__main__":

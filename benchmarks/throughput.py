@@ -25,12 +25,13 @@ from clip_benchmark.datasets.builder import build_dataset, get_dataset_collate_f
 from clip_benchmark.metrics.zeroshot_classification import run_classification
 from PIL import Image
 
-from tokensieve import cli, evaluate
-from tokensieve.data import sources
-from tokensieve.models import load
+from tokensieve import cli
+from tokensieve.data import registry as data_registry
+from tokensieve.evaluation import jobs, notices, run
+from tokensieve.files import write_json
+from tokensieve.models import loading
 from tokensieve.plan import Plan
-from tokensieve.results import versions, write_json
-from tokensieve.tasks import classification
+from tokensieve.provenance import versions
 
 PLANS = ["none", "anchor(k=10,m=50)", "anchor@2:60"]
 
@@ -56,7 +57,7 @@ def main() -> None:
     args = parser.parse_args()
 
     torch.manual_seed(0)
-    loaded = load.load(args.model, "")
+    loaded = loading.load(args.model, "")
     with tempfile.TemporaryDirectory() as folder:
         write_images(Path(folder), args.images)
         theirs = build_dataset("fer2013", root=folder, transform=loaded.transform, split="test", download=False)
@@ -70,7 +71,7 @@ def main() -> None:
             with contextlib.redirect_stderr(io.StringIO()):
                 run_classification(loaded.model, classifier, loader, "cpu", amp=False)
 
-        ours = sources.build("fer2013", loaded.transform, root=folder, split="test")
+        ours = data_registry.build("fer2013", loaded.transform, root=folder, split="test")
 
         def loop(plan: str) -> None:
             arm = evaluate.Arm(loaded.model, Plan.parse(plan), 0, contextlib.nullcontext)
@@ -82,10 +83,10 @@ def main() -> None:
             flags += ["--load_clfs", f"{folder}/classifier.pt"]
             given = cli.parse(["eval", "--dataset", "fer2013", "--model", args.model, *flags])
             file = {str(Plan.parse(plan)): Path(folder) / "result.json"}
-            job = evaluate.Job(args.model, "", "fer2013", "en", "zeroshot_classification", file)
+            job = jobs.Job(args.model, "", "fer2013", "en", "zeroshot_classification", file)
             with contextlib.redirect_stderr(io.StringIO()):
-                say = evaluate.Speaker()
-                evaluate.run_job(job, [Plan.parse(plan)], loaded, given, torch.device("cpu"), say, show=False)
+                say = notices.Speaker()
+                run.run_job(job, [Plan.parse(plan)], loaded, given, torch.device("cpu"), say, show=False)
 
         sieved = whole if args.whole else loop
         runs = {"clip_benchmark": upstream} | {plan: (lambda plan=plan: sieved(plan)) for plan in args.plan}

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.pictures import many_hot, picture, png, write_shards
+from tests.support.pictures import many_hot, picture, png, write_shards
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tokensieve import Reduction
-from tokensieve.methods import get_method
+from tokensieve.methods.registry import get_method
 from tokensieve.scoring import noise
 from tokensieve.testing import decide, make_view
 

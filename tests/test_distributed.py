@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,10 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import alone, environment, free_port, torchrun
 from tokensieve.distributed import World, _first_host, from_environment
 from tokensieve.errors import UserError
-
-# ------------------------------------------------------------------------------------------------------- who am I
 
 
 def test_torchrun_is_noticed() -> None:
@@ -59,8 +56,6 @@ def test_alone_everything_stays_here() -> None:
         pass
 
 
-# ------------------------------------------------------------------------------------------------------- real processes
-
 SCRIPT = """
 import os, sys, time
 import open_clip
@@ -87,27 +82,6 @@ def command(tiny_clip: SimpleNamespace, tmp_path: Path) -> list[str]:
     config = str(Path(tiny_clip.weights).parent / f"{tiny_clip.name}.json")
     (tmp_path / "run.py").write_text(SCRIPT.format(config=config))
     return [str(tmp_path / "run.py"), "eval", "--quiet", "--model", tiny_clip.name, "--pretrained", tiny_clip.weights]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def environment(**more: str) -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | more
-
-
-def torchrun(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    return subprocess.run(
-        [*launcher, *words], cwd=folder, env=environment(**variables), capture_output=True, text=True, timeout=300
-    )
-
-
-def alone(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
 
 
 def numbers(folder: Path) -> dict[str, tuple[Any, ...]]:

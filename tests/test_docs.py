@@ -9,8 +9,8 @@ import torch
 
 import tokensieve
 from tokensieve import Plan, cli
-from tokensieve.data.embedded import EmbeddedQuestions
-from tokensieve.methods import REGISTRY
+from tokensieve.embedded.datasets import EmbeddedQuestions
+from tokensieve.methods.registry import REGISTRY
 from tokensieve.testing import check_method
 
 ROOT = Path(__file__).parent.parent

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tokensieve.errors import UserError
 
@@ -41,3 +42,10 @@ def timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     result = call()
     synchronize(device)
     return result, time.perf_counter() - start
+
+
+def moved(inputs: Any, device: torch.device) -> Any:
+    """What a model takes, on the device."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(device, non_blocking=True)
+    return {name: value.to(device, non_blocking=True) for name, value in inputs.items()}

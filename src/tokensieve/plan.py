@@ -22,7 +22,7 @@ from fractions import Fraction
 from typing import Any
 
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.methods import Method, get_method
+from tokensieve.methods.registry import Method, get_method
 
 EXAMPLES = "for example 'anchor@6(k=10,m=50)', 'random@3,6:70%' or 'none'"
 STEP = re.compile(

@@ -10,91 +10,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from PIL import Image
-from torch.utils.data import Dataset
-
-from tokensieve.data.images import BrokenImage, open_image
+from tokensieve.data.vqa_files import FileQuestions, _gqa, _jsonl, _vqav2
+from tokensieve.data.vqa_items import VqaData, VqaItem
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.results import digest, stamp
+from tokensieve.provenance import digest
 
 EMBEDDED = {"embedded-questions": "seen", "embedded-questions-all": "all"}  # the pairs of colour and shape that are shown
 NAMES = (*EMBEDDED, "vqav2", "gqa")
 PREFIX = "jsonl:"
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-EXAMPLES = 3  # of every kind of fault are named
-COCO = {"train": "train2014", "val": "val2014", "test": "test2015", "test-dev": "test2015"}  # split: COCO's name of it
-GQA = {"train": "train_balanced", "val": "val_balanced", "testdev": "testdev_balanced", "test": "test_balanced"}
-UNANSWERED = {"vqav2": ("test", "test-dev"), "gqa": ("test",)}  # splits whose answers are not published
-ADVICE = {
-    "vqav2": "Questions and annotations are at https://visualqa.org/download.html, images (train2014.zip, val2014.zip) at "
-    "https://cocodataset.org/#download; unpack them into one folder and give it as --dataset_root, or the files by "
-    "--questions, --annotations and --images.",
-    "gqa": "Questions (questions1.2.zip) and images are at https://cs.stanford.edu/people/dorarad/gqa/download.html; "
-    "unpack them into one folder and give it as --dataset_root, or the files by --questions and --images.",
-    "jsonl": 'A line is {"image": "a/b.jpg", "question": "...", "answers": ["..."]}, images as seen from the file or --images.',
-}
-
-
-@dataclass(frozen=True)
-class VqaItem:
-    """An image, a question about it, and what people answered."""
-
-    image: Image.Image
-    question: str
-    answers: list[str]
-    id: str
-    kind: str = ""  # of question, where the data tells
-    file: str = ""  # which image: several questions may be about one
-
-    @property
-    def answer(self) -> str:
-        """The answer most people gave; of equals the first."""
-        return most_frequent(self.answers)
-
-
-def most_frequent(answers: Sequence[str]) -> str:
-    """The commonest of some answers; of equals the first."""
-    return Counter(answers).most_common(1)[0][0]
-
-
-class Asked(NamedTuple):
-    """A question as the files have it."""
-
-    file: str  # of the image, relative to the folder of images
-    question: str
-    answers: tuple[str, ...]
-    id: str
-    kind: str
-
-
-class VqaData(Dataset[VqaItem]):
-    """Questions with their images; an image that cannot be read is a BrokenImage when it is asked for."""
-
-    name: str
-    split: str
-    fingerprint: str  # of all that is asked, and of the images' files
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def __getitem__(self, index: int) -> VqaItem:
-        raise NotImplementedError
-
-    def check(self, allowed: float = 0.0) -> list[str]:
-        """A UserError if the data does not fit together, all faults in one; what is odd but harmless, as remarks.
-
-        allowed: the share of questions whose image may be missing (they then count as broken images).
-        """
-        return []
 
 
 def load(
@@ -132,14 +59,11 @@ def load(
     return FileQuestions(name, split, asked, folder, limit, odd)
 
 
-# ------------------------------------------------------------------------------------------------------------ the embedded ones
-
-
 class SceneQuestions(VqaData):
     """The questions about embedded scenes."""
 
     def __init__(self, name: str, split: str, limit: int | None) -> None:
-        from tokensieve.data.embedded import EmbeddedQuestions
+        from tokensieve.embedded.datasets import EmbeddedQuestions
 
         self.name, self.split = name, split
         drawn: dict[str, Any] = (
@@ -157,234 +81,3 @@ class SceneQuestions(VqaData):
             raise IndexError(index)
         image, asked = self.scenes[index]
         return VqaItem(image, asked.text, [asked.answer], str(index), asked.kind, str(index))
-
-
-# ------------------------------------------------------------------------------------------------------------------ from files
-
-
-class FileQuestions(VqaData):
-    """Questions read from files, about images in a folder."""
-
-    def __init__(self, name: str, split: str, asked: list[Asked], folder: Path, limit: int | None, odd: list[str]) -> None:
-        self.name, self.split, self.folder, self.odd = name, split, folder, odd
-        self.all, self.asked = asked, asked[:limit]
-
-    @property
-    def fingerprint(self) -> str:  # type: ignore[override]
-        files = dict.fromkeys(one.file for one in self.asked)
-        return digest([self.name, self.split, self.asked, [(file, *stamp(self.folder / file)) for file in files]])
-
-    def __len__(self) -> int:
-        return len(self.asked)
-
-    def __getitem__(self, index: int) -> VqaItem:
-        one = self.asked[index]
-        try:
-            image = open_image(self.folder / one.file)
-        except BrokenImage as error:
-            raise BrokenImage(f"{one.file} (question {one.id}): {error}") from error
-        return VqaItem(image, one.question, list(one.answers), one.id, one.kind, one.file)
-
-    def check(self, allowed: float = 0.0) -> list[str]:
-        there = _pictures(self.folder, (one.file for one in self.asked))
-        lost = [_of(one) for one in self.asked if one.file not in there]
-        no_image = f"of {len(self)} questions have no image in {self.folder}"
-        ids = Counter(one.id for one in self.asked)
-        faults = {
-            no_image: lost if len(lost) > allowed * len(self) else [],
-            "questions have no answer (annotation)": [_of(one) for one in self.asked if not any(map(str.strip, one.answers))],
-            "images have no question": [_of(one) for one in self.asked if not one.question.strip()],
-            "question ids come more than once": [key for key, count in ids.items() if count > 1],
-        }
-        if any(faults.values()):
-            raise UserError(f"{self.name} ({self.split}): {'; '.join(_told(faults))}. {ADVICE[self.name]}")
-        same = Counter((one.file, one.question) for one in self.asked)
-        remarks = {
-            no_image: lost,
-            "questions are asked of the same image more than once": [f"{q!r} of {f}" for (f, q), n in same.items() if n > 1],
-            "images have no question about them": sorted(there - {one.file for one in self.all}),
-        }
-        return [f"{self.name} ({self.split}): {remark}" for remark in [*_told(remarks), *self.odd]]
-
-
-def _told(found: Mapping[str, Sequence[str]]) -> list[str]:
-    return [f"{len(examples)} {what}: {_few(examples)}" for what, examples in found.items() if examples]
-
-
-def _of(one: Asked) -> str:
-    return f"question {one.id} ({one.file})"
-
-
-def _few(found: Sequence[str]) -> str:
-    return ", ".join(found[:EXAMPLES]) + (f" and {len(found) - EXAMPLES} more" if len(found) > EXAMPLES else "")
-
-
-def _pictures(folder: Path, asked: Iterable[str]) -> set[str]:
-    """All images in the folders where those that are asked about should be, relative to `folder`."""
-    found: set[str] = set()
-    for inside in dict.fromkeys(os.path.dirname(file) for file in asked):
-        try:
-            with os.scandir(folder / inside) as listing:
-                names = [entry.name for entry in listing if entry.name.lower().endswith(PICTURES)]
-        except OSError:
-            names = []
-        found.update(os.path.join(inside, name) for name in names)
-    return found
-
-
-def _refuse_unanswered(name: str, split: str, known: Mapping[str, str]) -> None:
-    if split not in known:
-        raise UserError(f"{name} has no split {split!r}: there are {', '.join(known)}.{did_you_mean(split, known)}")
-    if split in UNANSWERED[name]:
-        scored = [other for other in known if other not in UNANSWERED[name]]
-        raise UserError(
-            f"the answers of {name}'s split {split!r} are not published, so nothing can be scored: "
-            f"give --split {' or '.join(reversed(scored))}."
-        )
-
-
-def _find(what: str, given: Path | None, name: str, root: Path | None, places: Sequence[str]) -> Path:
-    """The file or folder that was given, or the first of the usual places under the root; a UserError says what is missing."""
-    if given is not None:
-        if given.exists():
-            return given
-        raise UserError(f"{name}: there is no {given} (--{what}). {ADVICE[name]}")
-    if root is None:
-        raise UserError(f"{name} needs --{what}, or --dataset_root with the folder that holds {places[0]}. {ADVICE[name]}")
-    for place in places:
-        if (root / place).exists():
-            return root / place
-    raise UserError(f"{name}: there is no {places[0]} in {root} (--dataset_root). {ADVICE[name]}")
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}.") from error
-
-
-def _entries(content: Any, key: str, path: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
-    """The list under a key of a file, every entry with what it needs."""
-    entries = content.get(key) if isinstance(content, dict) else None
-    if not isinstance(entries, list):
-        raise UserError(f'{path} is not as published: it has no list "{key}".{_swapped(content, key)}')
-    for number, entry in enumerate(entries):
-        missing = [name for name in needed if name not in entry] if isinstance(entry, dict) else list(needed)
-        if missing:
-            raise UserError(f'{path}: entry {number} of "{key}" has no {", ".join(missing)}.')
-    return entries
-
-
-def _swapped(content: Any, key: str) -> str:
-    other = {"questions": "annotations", "annotations": "questions"}[key]
-    return f" It has {other}: is it the file for --{other}?" if isinstance(content, dict) and other in content else ""
-
-
-def _vqav2(
-    split: str, root: Path | None, questions: Path | None, annotations: Path | None, images: Path | None
-) -> tuple[list[Asked], Path, list[str]]:
-    if questions is None or annotations is None:
-        _refuse_unanswered("vqav2", split, COCO)
-    part = COCO.get(split, split)
-    texts, answers = f"v2_OpenEnded_mscoco_{part}_questions.json", f"v2_mscoco_{part}_annotations.json"
-    questions = _find("questions", questions, "vqav2", root, [texts, f"questions/{texts}"])
-    annotations = _find("annotations", annotations, "vqav2", root, [answers, f"annotations/{answers}"])
-    content = _read(questions)
-    told = content.get("data_subtype") if isinstance(content, dict) else None
-    in_name = re.search(r"(train|val|test)\d{4}", questions.name)
-    part = told if isinstance(told, str) else in_name[0] if in_name else part
-    folder = _find("images", images, "vqav2", root, [part, f"images/{part}", "images", "."])
-    folder = folder / part if (folder / part).is_dir() else folder
-    asked = _entries(content, "questions", questions, ("image_id", "question", "question_id"))
-    answered = {
-        entry["question_id"]: entry
-        for entry in _entries(_read(annotations), "annotations", annotations, ("question_id", "answers"))
-    }
-    made = []
-    for entry in asked:
-        found = answered.get(entry["question_id"], {})
-        try:
-            said = tuple(str(one["answer"]) for one in found.get("answers", ()))
-            file = f"COCO_{part}_{int(entry['image_id']):012d}.jpg"
-        except (TypeError, KeyError, ValueError) as error:
-            raise UserError(f"question {entry['question_id']} of {questions} is not as published: {error!r}.") from error
-        made.append(Asked(file, str(entry["question"]), said, str(entry["question_id"]), str(found.get("answer_type", ""))))
-    unasked = sorted(map(str, answered.keys() - {entry["question_id"] for entry in asked}))
-    odd = [f"{len(unasked)} annotations have no question: {_few(unasked)}"] if unasked else []
-    return made, folder, odd
-
-
-def _gqa(
-    split: str, root: Path | None, questions: Path | None, annotations: Path | None, images: Path | None
-) -> tuple[list[Asked], Path, list[str]]:
-    if questions is None:
-        _refuse_unanswered("gqa", split, GQA)
-    file = f"{GQA.get(split, split)}_questions.json"
-    questions = _find("questions", questions, "gqa", root, [file, f"questions1.2/{file}", f"questions/{file}"])
-    folder = _find("images", images, "gqa", root, ["images", "."])
-    content = _read(questions)
-    if not isinstance(content, dict) or not all(isinstance(entry, dict) for entry in content.values()):
-        raise UserError(f"{questions} is not as published: it is not a table of questions by their ids. {ADVICE['gqa']}")
-    made = []
-    for key, entry in content.items():
-        missing = [name for name in ("imageId", "question", "answer") if name not in entry]
-        if missing:
-            raise UserError(
-                f"{questions}: question {key} has no {', '.join(missing)}. GQA's test and challenge splits have no answers: "
-                f"give those of val or testdev."
-            )
-        image = str(entry["imageId"])
-        if not re.fullmatch(r"[\w-]+", image):
-            raise UserError(f"{questions}: question {key} names the image {image!r}, which is no id of GQA.")
-        kinds = entry.get("types")
-        kind = str(kinds.get("structural") or "") if isinstance(kinds, dict) else ""
-        made.append(Asked(f"{image}.jpg", str(entry["question"]), (str(entry["answer"]),), str(key), kind))
-    return made, folder, []
-
-
-def _jsonl(
-    split: str, root: Path | None, questions: Path | None, annotations: Path | None, images: Path | None
-) -> tuple[list[Asked], Path, list[str]]:
-    if questions is None:
-        raise UserError(f"--dataset jsonl needs a file: --dataset jsonl:/path/to/questions.jsonl. {ADVICE['jsonl']}")
-    questions = _find("questions", questions, "jsonl", None, [])
-    folder = questions.parent if images is None else _find("images", images, "jsonl", None, [])
-    made, wrong = [], []
-    try:
-        lines = questions.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {questions} as text: {error}.") from error
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                made.append(_from_line(line, number, folder))
-            except ValueError as error:
-                wrong.append(f"line {number}: {error}")
-    if wrong:
-        raise UserError(f"{questions}: {len(wrong)} lines are wrong; {_few(wrong)}. {ADVICE['jsonl']}")
-    return made, folder, []
-
-
-def _from_line(line: str, number: int, folder: Path) -> Asked:
-    """One line of a JSONL; a ValueError says what is wrong with it."""
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"it is not JSON ({error})") from error
-    if not isinstance(entry, dict):
-        raise ValueError("it is not a table of values by name")
-    for name in ("image", "question"):
-        if not isinstance(entry.get(name), str):
-            raise ValueError(f"it has no {name} (a text)")
-    answers = entry.get("answers", entry.get("answer"))
-    answers = [answers] if isinstance(answers, (str, int, float)) else answers
-    if not isinstance(answers, list) or not all(isinstance(one, (str, int, float)) for one in answers):
-        raise ValueError("it has no answers (a list of texts) and no answer (a text)")
-    inside = os.path.normpath(entry["image"])
-    if os.path.isabs(inside) or inside.split(os.sep)[0] == os.pardir:
-        raise ValueError(f"the image {entry['image']!r} is outside {folder}")
-    key = str(entry.get("id", entry.get("question_id", number)))
-    return Asked(inside, entry["question"], tuple(map(str, answers)), key, str(entry.get("kind", "")))

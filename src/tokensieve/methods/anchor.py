@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
-from tokensieve.methods import method
+from tokensieve.methods.registry import method
 from tokensieve.scoring import Attention, cosine, minmax, top
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
-from tokensieve.methods import method
+from tokensieve.methods.registry import method
 from tokensieve.scoring import top
 
 

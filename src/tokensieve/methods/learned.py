@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
-from tokensieve.methods import method
+from tokensieve.methods.registry import method
 from tokensieve.scoring import cosine, full_precision, top
 
 HIDDEN, HEADS = 128, 4

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from tokensieve.core import Question, Reduction, View
 from tokensieve.errors import UserError
-from tokensieve.methods import method
+from tokensieve.methods.registry import method
 from tokensieve.scoring import cosine, full_precision, top
 
 KINDS = ("simple", "question_aware")

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
-from tokensieve.methods import method
+from tokensieve.methods.registry import method
 from tokensieve.scoring import cosine, full_precision, minmax, top
 
 ALL = "all"  # the name of the weights that serve every modality

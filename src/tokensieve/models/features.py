@@ -42,7 +42,7 @@ def get_image_features_with_tokens(model: nn.Module, images: Tensor, unscaled: b
     The feature is encode_image's bit for bit. With a plan on the model the tokens are those the plan kept (with rest=zero
     all of them, 0 where nothing was selected). They are None where the tower cannot be opened, as a ResNet's.
     """
-    from tokensieve.models import open_tower
+    from tokensieve.models.registry import open_tower
 
     try:
         tower = open_tower(model)

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models import Given, Layout, Sizes, Tower, Undo, pick, watch_conv
+from tokensieve.models.patching import Patch
 from tokensieve.models.pooling import alone, bias_pooler, blank_after, log_sizes, query_row, split_heads
-from tokensieve.patching import Patch
+from tokensieve.models.tower import Given, Layout, Sizes, Tower, Undo, pick, watch_conv
 from tokensieve.scoring import Attention, attend
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models import Given, Sizes, Tower, Undo, timm, watch_conv
+from tokensieve.models import timm
+from tokensieve.models.patching import replace
 from tokensieve.models.pooling import alone, bias_pooler, blank, weighted_mean
-from tokensieve.patching import replace
+from tokensieve.models.tower import Given, Sizes, Tower, Undo, watch_conv
 from tokensieve.scoring import Attention, attend
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.models import Sizes, Undo
-from tokensieve.patching import Patch
+from tokensieve.models.patching import Patch
+from tokensieve.models.tower import Sizes, Undo
 from tokensieve.scoring import full_precision
 
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models import Given, Sizes, Tower, Undo, pick, watch_conv
+from tokensieve.models.patching import Patch, replace
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
-from tokensieve.patching import Patch, replace
+from tokensieve.models.tower import Given, Sizes, Tower, Undo, pick, watch_conv
 from tokensieve.scoring import Attention, attend
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from tokensieve.errors import Uncuttable
-from tokensieve.models import Tower
 from tokensieve.models.decoder import Decoder, open_decoder
+from tokensieve.models.tower import Tower
 
 FAMILIES = {  # folder in transformers.models: name
     "llava": "LLaVA",

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
-from tokensieve import config as configuration
+from tokensieve.config import check_outside, load
 from tokensieve.errors import UserError
 
-Report = Callable[[int, Mapping[str, float]], None]
+if TYPE_CHECKING:
+    from tokensieve.training.loop import Report
 
-# The module of each task and its learner; its function `export(learner, folder)` writes what was learned and returns the card.
+
+# Of each task: its learner, and the function `export(learner, folder)` that writes what was learned and returns the card.
 TASKS = {
-    "clip": ("tokensieve.training.clip", "ClipLearner"),
-    "captions": ("tokensieve.training.captions", "CaptionLearner"),
-    "llava": ("tokensieve.training.llava", "LlavaLearner"),
-    "learned_selector": ("tokensieve.training.selector", "SelectorLearner"),
-    "pruning": ("tokensieve.training.pruning", "PruningLearner"),
-    "reid": ("tokensieve.training.reid", "ReidLearner"),
+    "clip": ("tokensieve.embedded.recipes.clip:ClipLearner", "tokensieve.embedded.recipes.clip:export"),
+    "captions": ("tokensieve.embedded.recipes.captions:CaptionLearner", "tokensieve.embedded.recipes.captions:export"),
+    "llava": ("tokensieve.embedded.recipes.llava:LlavaLearner", "tokensieve.embedded.recipes.llava:export"),
+    "learned_selector": ("tokensieve.training.learned_selector:SelectorLearner", "tokensieve.training.learned_selector:export"),
+    "pruning": ("tokensieve.training.pruning.learner:PruningLearner", "tokensieve.training.pruning.export:export"),
+    "reid": ("tokensieve.reid.training:ReidLearner", "tokensieve.reid.export:export"),
 }
 
 
@@ -40,24 +41,23 @@ def run(
     """
     check_launcher(os.environ)
     if isinstance(config, (str, Path)):
-        path, config = config, configuration.load(config)
+        path, config = config, load(config)
         if config.searches:
             from tokensieve import search
 
             return search.run(path, output, quiet)
-        configuration.check_outside(path, config)
+        check_outside(path, config)
     folder = Path(output) if output is not None else config.output
 
     import torch
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    place, name = TASKS[config.task]
-    module = import_module(place)
-    learner = getattr(module, name)(config)
+    make_learner, export = (resolve_name(name) for name in TASKS[config.task])
+    learner = make_learner(config)
     accelerator = getattr(learner, "accelerator", None)
     try:
-        _train(module, learner, folder, config, resume, quiet, report)
+        _train(export, learner, folder, config, resume, quiet, report)
         del learner
         if accelerator is not None:  # the models go, then all wait, then they part: in another order gloo may abort
             accelerator.free_memory()
@@ -69,16 +69,22 @@ def run(
 
 
 def _train(
-    module: ModuleType, learner: Any, folder: Path, config: Any, resume: bool, quiet: bool, report: Report | None
+    export: Callable[[Any, Path], Any],
+    learner: Any,
+    folder: Path,
+    config: Any,
+    resume: bool,
+    quiet: bool,
+    report: Report | None,
 ) -> None:
     """Train, then let process 0 write the evaluation and what was learned."""
-    from tokensieve import results
-    from tokensieve.training import loop
+    from tokensieve import files
+    from tokensieve.training import loop, start
 
     def said(name: str) -> Any:
         return getattr(learner, name, None) or getattr(config, name, None)
 
-    world = loop.processes(learner)
+    world = start.processes(learner)
     evaluation = loop.train(
         learner,
         folder,
@@ -92,8 +98,8 @@ def _train(
 
     def write() -> Any:
         if evaluation is not None:
-            results.write_json(folder / "result.json", evaluation)
-        return module.export(learner, folder)
+            files.write_json(folder / "result.json", evaluation)
+        return export(learner, folder)
 
     card = world.lead(write)
     if world.leads and not quiet:

@@ -12,14 +12,12 @@ import hashlib
 import io
 import json
 import os
-import random
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -201,9 +199,6 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# JSON has no tensors, tuples or keys that are numbers (optimizers have all three); these go as {"": [kind, value]}.
-
-
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().contiguous().clone()
@@ -233,24 +228,3 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if kind == "pairs":
         return {key: _unpack(item, tensors) for key, item in content}
     return tuple(_unpack(item, tensors) for item in content)
-
-
-def generators() -> dict[str, Any]:
-    """The state of the global generators: torch (CPU and CUDA), numpy, Python."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (name, torch.from_numpy(np.asarray(keys).astype("int64")), int(position), int(has_gauss), float(cached)),
-        "python": random.getstate(),
-    }
-
-
-def restore_generators(state: dict[str, Any]) -> None:
-    """Put the global generators back to where `generators` found them."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype("uint32"), *rest))
-    random.setstate(state["python"])

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tokensieve import results
+from tokensieve import files, provenance
 from tokensieve.errors import UserError
 
 FOLDER = "logs"
@@ -69,7 +69,7 @@ class Log:
             return
         width = max(map(len, numbers), default=0)
         with self._room():
-            self._row({"step": done - 1, "evaluation": results.sane(numbers)})
+            self._row({"step": done - 1, "evaluation": provenance.sane(numbers)})
             rows = "".join(f"\n    {name:<{width}}  {_short(value)}" for name, value in numbers.items())
             self._line(f"evaluation after step {done}{rows}")
             self._draw("evaluation", done, numbers)
@@ -115,7 +115,7 @@ def cut(run: Path, step: int) -> None:
     """Leave in log.jsonl what was done before a step: the rest will be done again. A row torn by a kill goes too."""
     path = run / FOLDER / ROWS
     rows = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    results.write_text(path, "".join(row + "\n" for row in rows if _is_before(row, step)))
+    files.write_text(path, "".join(row + "\n" for row in rows if _is_before(row, step)))
 
 
 def _is_before(row: str, step: int) -> bool:
@@ -135,7 +135,7 @@ def loss_curve(run: Path) -> list[dict[str, float]]:
     curve = thinned(rows, every=max(1, len(rows) // 100))
     names = list(dict.fromkeys(name for row in curve for name in row))
     table = [",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in curve)]
-    results.write_text(run / "losses.csv", "\n".join(table) + "\n")
+    files.write_text(run / "losses.csv", "\n".join(table) + "\n")
     return curve
 
 

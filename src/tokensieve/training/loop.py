@@ -10,25 +10,21 @@ learner's affair.
 from __future__ import annotations
 
 import math
-import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from tokensieve import distributed, results
+from tokensieve import provenance
 from tokensieve.distributed import World
 from tokensieve.errors import NotFinite, UserError
-from tokensieve.training import Report, checkpoint
-from tokensieve.training.log import FOLDER, ROWS, Log, cut, told
+from tokensieve.training import checkpoint, random_state
+from tokensieve.training.log import Log, told
+from tokensieve.training.signals import _Signals
+from tokensieve.training.start import CHECKPOINTS, _find, processes
 
-CHECKPOINTS = "checkpoints"
-LOG = f"{FOLDER}/{ROWS}"
+Report = Callable[[int, Mapping[str, float]], None]  # the steps done and the numbers of an evaluation
 
 
 class Learner(Protocol):
@@ -122,7 +118,7 @@ class _Progress:
                 f"resume it with {len(generators)}, or begin a new run with another --output"
             )
         self.learner.restore(found.state["learner"])
-        checkpoint.restore_generators(generators[self.world.rank])
+        random_state.restore_generators(generators[self.world.rank])
         self.done, self.saved = found.step, found.folder
         for name, value in found.state.get("progress", {}).items():
             setattr(self, name, value)
@@ -147,11 +143,11 @@ class _Progress:
 
     def evaluate(self, report: Report | None) -> None:
         """Measure, keep it if it is the best, tell. The generators are afterwards as they were."""
-        generators = checkpoint.generators()
+        generators = random_state.generators()
         with self._finite(self.done):
             measured = self.learner.evaluate(self.done)
-        numbers = results.sane(self.world.share(measured))
-        checkpoint.restore_generators(generators)
+        numbers = provenance.sane(self.world.share(measured))
+        random_state.restore_generators(generators)
         if numbers is None:
             return
         self.evaluation = numbers
@@ -183,7 +179,7 @@ class _Progress:
         exports = self.learner.exports() if hasattr(self.learner, "exports") else None
         state = {
             "learner": self.learner.state(),
-            "generators": self.world.everyone(checkpoint.generators()),
+            "generators": self.world.everyone(random_state.generators()),
             "progress": {"best": self.best, "recent": self.recent, "evaluation": self.evaluation},
         }
 
@@ -222,79 +218,3 @@ class _Progress:
     def fail(self, text: str) -> NoReturn:
         self.log.say(text)
         raise UserError(text)
-
-
-def processes(learner: Any) -> World:
-    """The processes of this training, which must be as many as the launcher started."""
-    accelerator = getattr(learner, "accelerator", None)
-    known = World()
-    if accelerator is not None:
-        known = World(accelerator.process_index, accelerator.num_processes, accelerator.local_process_index)
-    started = distributed.from_environment(os.environ).size
-    if known.size == started:
-        return known
-    if accelerator is None:
-        raise UserError(f"this training runs in one process, but the launcher started {started}; use tokensieve train alone")
-    raise UserError(
-        f"the launcher started {started} processes, but they run as {known.size}; "
-        f"use torchrun --nproc_per_node {started} -m tokensieve train CONFIG"
-    )
-
-
-def _find(run: Path, resume: bool) -> checkpoint.Checkpoint | None:
-    """The newest good checkpoint to go on from; the folder is made ready. A UserError if it cannot be begun or resumed."""
-    folder = run / CHECKPOINTS
-    try:
-        for place in (folder, run / FOLDER):
-            place.mkdir(parents=True, exist_ok=True)
-        if resume:
-            _move_in(run)
-        checkpoint.mend(folder)
-    except OSError as error:
-        raise UserError(f"{str(run)!r} cannot be written to ({error.strerror}); give another folder with --output") from None
-    found, broken = checkpoint.latest(folder)
-    if not resume and (found or broken or any(run.glob("step-*")) or checkpoint.others(folder)):
-        raise UserError(f"{run} holds a run already; add --resume to continue it, or give another folder with --output")
-    for harm in broken:
-        print(f"passed over a broken checkpoint: {harm}", file=sys.stderr)
-    if broken and found is None:
-        raise UserError(f"no whole checkpoint in {run}; start again with another folder (--output)")
-    cut(run, found.step if found else 0)
-    return found
-
-
-def _move_in(run: Path) -> None:
-    """A run of 0.1 had its checkpoints and its log right in its folder; they go where they are looked for now."""
-    for old in run.glob("step-*"):
-        old.rename(run / CHECKPOINTS / old.name)
-    if (run / ROWS).exists():
-        (run / ROWS).rename(run / FOLDER / ROWS)
-
-
-class _Signals:
-    """Notes the first Ctrl-C or SIGTERM, so that the step in hand is finished and saved; a second one exits at once.
-
-    A launcher and a cluster may both pass on what was one signal, so with several processes a second one counts after a while.
-    """
-
-    def __init__(self, world: World) -> None:
-        self.caught = 0
-        self._when = 0.0
-        self._patience = 2.0 if world.size > 1 else 0.0
-        self._before: dict[int, Any] = {}
-
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if not self.caught:
-            self.caught, self._when = number, time.monotonic()
-        elif time.monotonic() - self._when >= self._patience:
-            os._exit(128 + number)
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():  # only there can signals be taken
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

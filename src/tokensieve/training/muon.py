@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.config import Optimizer
+from tokensieve.config.schema import Optimizer
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:

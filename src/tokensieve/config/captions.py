@@ -1,0 +1,40 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tokensieve.config.schema import Optimizer, Training
+from tokensieve.config.section import Count
+
+
+class CaptionTraining(Training):
+    """`tokensieve train configs/embedded_coca.yaml`: a CoCa learns captions on top of a CLIP's frozen vision tower."""
+
+    task: Literal["captions"]
+    output: Path
+    model: str = "sieve-coca-8"
+    start: str = "scenes-v1"
+    """The embedded weights whose towers it begins with."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    optimizer: Optimizer = Optimizer()
+    pictures: Count = 12_800
+    """How many training pictures there are; each keeps about 50 kB of memory."""
+    batch: Annotated[int, Field(ge=2)] = 32
+    steps: Count
+    contrast: Annotated[float, Field(ge=0)] = 0.5
+    """Weight of the contrast between captions and pictures beside the caption loss."""
+    threads: Count | None = None
+    checkpoint_every: Count = 200
+    evaluate: bool = True
+    """At the end, measure on the val and test splits and write it to card.json."""
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> CaptionTraining:
+        self.optimizer.check(self.steps)
+        if self.batch > self.pictures:
+            raise ValueError(f"batch: {self.batch} is more than the {self.pictures} pictures")
+        return self

@@ -1,0 +1,36 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tokensieve.config.schema import Optimizer, Phase, Training
+from tokensieve.config.section import Count
+
+
+class ClipTraining(Training):
+    """`tokensieve train configs/embedded_clip.yaml`: a CLIP learns scenes and their captions."""
+
+    task: Literal["clip"]
+    output: Path
+    model: str = "sieve-vit-8"
+    seed: Annotated[int, Field(ge=0)] = 0
+    optimizer: Optimizer = Optimizer()
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    workers: Annotated[int, Field(ge=0)] = 1
+    threads: Count | None = None
+    checkpoint_every: Count = 100
+    evaluate: bool = True
+    """At the end, measure on the val and test splits and write it to card.json."""
+
+    @property
+    def steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> ClipTraining:
+        self.optimizer.check(self.steps)
+        return self

@@ -1,0 +1,108 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tokensieve.errors import UserError
+
+Place = tuple[int | str, ...]
+
+
+@dataclass(frozen=True, order=True)
+class Mistake:
+    """Something wrong in a file."""
+
+    line: int
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class Mistakes(UserError):
+    """All that is wrong in a file, told in one line; `lines` has one for each."""
+
+    def __init__(self, file: Path, mistakes: Iterable[Mistake]) -> None:
+        self.file, self.mistakes = file, sorted(set(mistakes))
+        super().__init__(f"{file}: " + "; ".join(f"line {mistake.line}: {mistake}" for mistake in self.mistakes))
+
+    @property
+    def lines(self) -> list[str]:
+        return [f"{self.file}:{mistake.line}: {mistake}" for mistake in self.mistakes]
+
+
+class Document:
+    """A YAML file: its values, and the line of every key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise UserError(
+                f"no file {str(path)!r}; give the path of a YAML file, such as configs/embedded_clip.yaml"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from None
+        loader = yaml.SafeLoader(text)
+        try:
+            self.node = loader.get_single_node()
+            self.doubles = [] if self.node is None else list(_doubles(self.node, (), set()))
+            data = None if self.node is None else loader.construct_document(self.node)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            told = getattr(error, "problem", None) or str(error)
+            wrong = Mistake(1 if mark is None else mark.line + 1, "", f"not valid YAML ({' '.join(told.split())})")
+            raise Mistakes(path, [wrong]) from None
+        finally:
+            loader.dispose()
+        if not isinstance(data, dict):
+            found = "nothing" if data is None else type(data).__name__
+            raise Mistakes(path, [Mistake(1, "", f"expected keys and values, such as 'task: clip', but found {found}")])
+        self.data: dict[str, Any] = data
+
+    def line(self, place: Sequence[int | str]) -> int:
+        """The line of a key, or of the nearest one above it that the file has."""
+        node, line = self.node, 1
+        for part in place:
+            if isinstance(node, yaml.MappingNode):
+                found = [(key, value) for key, value in node.value if key.value == str(part)]
+                if not found:
+                    break
+                key, node = found[-1]
+                line = key.start_mark.line + 1
+            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+                node = node.value[part]
+                line = node.start_mark.line + 1
+            else:
+                break
+        return line
+
+    def mistake(self, place: Sequence[int | str], message: str) -> Mistake:
+        return Mistake(self.line(place), ".".join(str(part) for part in place), message)
+
+
+def _doubles(node: yaml.Node, above: Place, seen: set[int]) -> Iterator[Mistake]:
+    """The keys that stand twice in one place: YAML takes the last one without a word."""
+    if id(node) in seen:  # an alias
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _doubles(item, (*above, index), seen)
+    elif isinstance(node, yaml.MappingNode):
+        first: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in first and key.tag != "tag:yaml.org,2002:merge":
+                path = ".".join(str(part) for part in (*above, name))
+                yield Mistake(line, path, f"stands twice, first in line {first[name]}; leave one of them")
+            first.setdefault(name, line)
+            yield from _doubles(value, (*above, name), seen)

@@ -1,0 +1,314 @@
+"""The file of S4's training, configs/vision_token_pruning.yaml: typed, with its defaults, checked before anything is loaded.
+
+What can be known from the file alone is checked here; what needs the model and the data, in training/pruning.py, before the
+first step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tokensieve import embedded
+from tokensieve.config.schema import Training
+from tokensieve.config.section import Count, Fraction, Section
+
+Weight = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
+EMBEDDED = "embedded"
+
+
+class Backbone(Section):
+    """The model that is made faster. All of it stays frozen."""
+
+    name: str = "llava-hf/llava-1.5-7b-hf"
+    """sieve-llava-8, a folder, or an id on the Hub."""
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """None: the one its weights are stored in; on a CPU float32."""
+    attn_implementation: Literal["sdpa", "eager"] | None = None
+    """The soft masks of the training need one that takes a bias; flash attention does not."""
+    cache_dir: str | None = None
+
+
+class Files(Section):
+    """Where the questions, the annotations (answers) and the images of a split are."""
+
+    questions: Path | None = None
+    annotations: Path | None = None
+    images: Path | None = None
+    split: str | None = None
+    """Which split of data that comes in splits of its own; None: train, or val."""
+    limit: Count | None = None
+    """Only the first so many questions."""
+
+
+class Data(Section):
+    """Questions about images, with their answers."""
+
+    name: Literal["vqav2", "gqa", "jsonl", "embedded"] = "vqav2"
+    train: Files = Files()
+    val: Files = Files(limit=2000)
+    """What accuracies are measured on while training, and by which the best weights are chosen: never the test split."""
+    max_broken: Fraction = 0.01
+    """The share of questions, rounded up, whose image may be unreadable."""
+
+    def allowed(self, questions: int) -> int:
+        """How many images of so many may be unreadable."""
+        return math.ceil(self.max_broken * questions)
+
+    @model_validator(mode="after")
+    def _files_are_named(self) -> Data:
+        needed = {"vqav2": ("questions", "annotations", "images"), "gqa": ("questions", "images"), "jsonl": ("questions",)}
+        wrong = []
+        for part in ("train", "val"):
+            given = getattr(self, part)
+            lacking = [key for key in needed.get(self.name, ()) if getattr(given, key) is None]
+            if lacking:
+                wrong.append(f"{part}: {self.name} needs the path of {' and '.join(lacking)}")
+            if given.split is not None and given.split.startswith("test"):
+                wrong.append(f"{part}.split: {given.split} is for what the results are told of; use train or val")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
+
+
+class LearningRate(Section):
+    lr: Rate
+
+
+class Optimizers(Section):
+    """Three groups of weights, each with an optimizer (Adam) of its own."""
+
+    token_merger: LearningRate = LearningRate(lr=2e-5)
+    layer_pruners: LearningRate = LearningRate(lr=2e-5)
+    discriminator: LearningRate = LearningRate(lr=5e-4)
+
+
+class DeepLearning(Section):
+    """How long, how much at once, how fast."""
+
+    epochs: Count = 1
+    max_steps: Count | None = None
+    """Steps at most, whatever the epochs."""
+    batch_size: Count = 12
+    """Questions in a step, of each process; with several processes or accumulation a step sees so many times more."""
+    gradient_accumulation_steps: Count = 1
+    optimizers: Optimizers = Optimizers()
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Of the learning rates of merger and pruners, after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    clip: Rate = 1.0
+    """Largest norm of each group's gradient."""
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    device: str | None = None
+    num_workers: Annotated[int, Field(ge=0)] = 2
+    threads: Count | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
+    checkpoint_every: Count = 200
+    evaluate_every: Count | None = 200
+    eval_batch_size: Count = 16
+    max_new_tokens: Count = 10
+
+    @field_validator("mixed_precision", mode="before")
+    @classmethod
+    def _no_is_a_word(cls, value: Any) -> Any:
+        """YAML takes `no` for false."""
+        return "no" if value is False else value
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> DeepLearning:
+        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
+            raise ValueError(f"warmup_steps: {self.warmup_steps} is not less than the {self.max_steps} of max_steps")
+        return self
+
+    def rate(self, step: int, steps: int) -> float:
+        """The part of the learning rate that a step has."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return 1.0
+        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        return 0.02 + 0.98 * (1 + math.cos(math.pi * done)) / 2
+
+
+class Trainer(Section):
+    dl_settings: DeepLearning = DeepLearning()
+
+
+class Pruning(Section):
+    """The two stages, what they are trained for, and by which losses."""
+
+    merger_type: Literal["none", "simple", "question_aware"] = "simple"
+    merge_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
+    target_merge_tokens: Count | None = None
+    """The tokens that the merger leaves; None: as merge_ratio says. Both, where they agree."""
+    merge_sparsity_weight: Weight = 1e-4
+    merger_hidden: Count = 256
+    pruning_layers: tuple[Annotated[int, Field(ge=0)], ...] = (10, 20, 31)
+    """Layers of the language model, counted from 0, whose input loses tokens."""
+    target_prune_tokens: tuple[Count, ...] = (200, 150, 100)
+    """Vision tokens left from each pruning layer on."""
+    prune_sparsity_weight: Weight = 10.0
+    """Of the squared relative errors of the soft masks' counts."""
+    pruner_d_internal: Count = 512
+    pruner_num_heads: Count = 4
+    pruner_type: Literal["cross_attention"] = "cross_attention"
+    temperature: Rate = 1.0
+    temperature_min: Rate = 0.1
+    temperature_anneal_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The share of all steps over which the temperature falls, linearly."""
+    adv_loss_weight: Weight = 1.0
+    """0: no discriminator."""
+    task_loss_weight: Weight = 25.0
+    distill_loss_weight: Weight = 0.0
+    """Of the divergence from the full model's distribution of the answer's words. 0 leaves it out."""
+    hard_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The last share of the steps, in which the pruners drop tokens as they will in use, with a straight-through gradient."""
+    prune_rest: Literal["drop", "merge"] = "drop"
+    """What becomes of pruned tokens: gone, or averaged into the kept ones most like them (rest=merge in the plan)."""
+    disc_hidden: Count = 256
+    disc_reinit_prob: Fraction = 0.01
+    """Probability that a step begins with a new discriminator, so that it does not run away."""
+    max_vision_tokens: Count | None = None
+    """A model that makes more of an image is refused before anything is trained."""
+    image_max_size: Count | None = 1024
+    """Longer sides of images are reduced to this when they are read."""
+
+    @model_validator(mode="after")
+    def _something_fits(self) -> Pruning:
+        layers, counts = self.pruning_layers, self.target_prune_tokens
+        wrong = []
+        if sorted(set(layers)) != list(layers):
+            wrong.append(f"pruning_layers: {list(layers)} do not ascend; for example {sorted(set(layers))}")
+        if len(layers) != len(counts) and layers:
+            wrong.append(f"target_prune_tokens: {len(counts)} counts for {len(layers)} pruning layers; give one for each")
+        if any(b >= a for a, b in itertools.pairwise(counts)):
+            wrong.append(f"target_prune_tokens: {list(counts)} do not descend, but tokens that are gone do not come back")
+        if self.pruner_d_internal % self.pruner_num_heads:
+            wrong.append(f"pruner_d_internal: {self.pruner_d_internal} cannot be divided among {self.pruner_num_heads} heads")
+        if self.merger_type == "question_aware":
+            from tokensieve.methods.merger import HEADS
+
+            if self.merger_hidden % HEADS:
+                wrong.append(f"merger_hidden: {self.merger_hidden} cannot be divided among the merger's {HEADS} heads")
+        if self.temperature_min > self.temperature:
+            wrong.append(f"temperature_min: {self.temperature_min} is above the temperature of {self.temperature}")
+        if self.merger_type == "none" and not layers:
+            wrong.append("merger_type: none and no pruning_layers leave nothing to train; set merger_type: simple")
+        if self.task_loss_weight == self.adv_loss_weight == self.distill_loss_weight == 0:
+            wrong.append(
+                "task_loss_weight, adv_loss_weight and distill_loss_weight are all 0, so there is nothing to learn from"
+            )
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
+
+    def merged(self, n: int) -> int:
+        """Tokens after the merger, of n before it."""
+        if self.merger_type == "none":
+            return n
+        return self.target_merge_tokens or math.ceil(round(self.merge_ratio * n, 6))
+
+    def at(self, step: int, steps: int) -> float:
+        """The temperature of a step: linear, over the first temperature_anneal_rate of the steps."""
+        done = min(1.0, step / max(1.0, self.temperature_anneal_rate * steps))
+        return self.temperature + (self.temperature_min - self.temperature) * done
+
+    def check_counts(self, n: int, depth: int) -> list[str]:
+        """What of this cannot be done by a model with n vision tokens an image and a language model of so many layers."""
+        wrong = []
+        beyond = [layer for layer in self.pruning_layers if layer >= depth]
+        if beyond:
+            wrong.append(f"pruning_layers: {beyond} beyond the language model's {depth} layers; allowed are 0 to {depth - 1}")
+        by_ratio, target = math.ceil(round(self.merge_ratio * n, 6)), self.target_merge_tokens
+        both = target is not None and "merge_ratio" in self.model_fields_set
+        if self.merger_type != "none" and both and abs((target or 0) - by_ratio) > 1:
+            wrong.append(
+                f"target_merge_tokens: {target} and merge_ratio: {self.merge_ratio} ({by_ratio} of {n} tokens) contradict; "
+                "give one of them"
+            )
+        before = self.merged(n)
+        if before > n:
+            wrong.append(f"target_merge_tokens: {before} are more than the {n} vision tokens of an image")
+        if before == n and self.merger_type != "none":
+            key = "merge_ratio" if target is None else "target_merge_tokens"
+            wrong.append(f"{key}: leaves all {n} vision tokens, so there is nothing to merge; give less, or merger_type: none")
+        if self.pruning_layers and self.target_prune_tokens[0] == before:
+            wrong.append(f"target_prune_tokens: {before} are all the tokens that arrive there, so there is nothing to prune")
+        elif self.pruning_layers and self.target_prune_tokens[0] > before:
+            wrong.append(
+                f"target_prune_tokens: {self.target_prune_tokens[0]} are more than the {before} tokens that arrive there"
+            )
+        if self.max_vision_tokens is not None and n > self.max_vision_tokens:
+            wrong.append(f"max_vision_tokens: {self.max_vision_tokens}, but the model makes {n} of every image")
+        return wrong
+
+
+class PruningTraining(Training):
+    """`tokensieve train configs/vision_token_pruning.yaml`: a merger and pruner heads learn to serve a frozen LLaVA."""
+
+    several_processes: ClassVar[bool] = True
+
+    output: Path = Path("outputs")
+    backbone_settings: Backbone = Backbone()
+    dataset_settings: Data
+    trainer_settings: Trainer = Trainer()
+    method_settings: Pruning = Pruning()
+
+    @property
+    def task(self) -> str:
+        return "pruning"
+
+    @property
+    def threads(self) -> int | None:
+        return self.trainer_settings.dl_settings.threads
+
+    @property
+    def checkpoint_every(self) -> int:
+        return self.trainer_settings.dl_settings.checkpoint_every
+
+    @property
+    def evaluate_every(self) -> int | None:
+        return self.trainer_settings.dl_settings.evaluate_every
+
+    def outside(self) -> Iterator[tuple[str, str]]:
+        """Files that are not there, and what the model's own config.json, if it is on this disk, says cannot be done."""
+        for split in ("train", "val"):
+            for key in ("questions", "annotations", "images"):
+                path = getattr(getattr(self.dataset_settings, split), key)
+                if path is not None and not path.exists():
+                    kind = "folder" if key == "images" else "file"
+                    yield f"dataset_settings.{split}.{key}", f"no {kind} {str(path)!r}"
+        shape = model_shape(self.backbone_settings.name)
+        if shape is not None:
+            for told in self.method_settings.check_counts(*shape):
+                key, _, message = told.partition(": ")
+                yield f"method_settings.{key}", message
+
+    def recipe(self) -> dict[str, Any]:
+        """What decides the result: all of the file but where and how the work is done."""
+        told: dict[str, Any] = json.loads(
+            self.model_dump_json(exclude={"output": True, "manager_settings": True, "search_settings": True})
+        )
+        for key in ("num_workers", "threads", "device", "checkpoint_every", "eval_batch_size"):
+            del told["trainer_settings"]["dl_settings"][key]
+        del told["backbone_settings"]["cache_dir"]
+        return told
+
+
+def model_shape(name: str) -> tuple[int, int] | None:
+    """Vision tokens of an image and layers of the language model, of a LLaVA that is on this disk; None: not known yet."""
+    path = (embedded.llava_path() if name == embedded.LLAVA else Path(name)) / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return int(told["image_seq_length"]), int(told["text_config"]["num_hidden_layers"])
+    except (ValueError, KeyError, TypeError):  # of another family, or broken: the training tells when it opens the model
+        return None

@@ -1,0 +1,134 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from torch import nn
+
+from tokensieve.errors import UserError
+from tokensieve.models.tower import Tower
+from tokensieve.plan import Budget, Plan, Step
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A step at one place of a given model."""
+
+    step: Step
+    layer: int  # blocks that have run; for part attn the block inside which, for llm the decoder layer before which it stands
+    part: str  # "block", "attn", "out" or "llm"
+    seed: int
+    budget: Budget
+
+    @property
+    def name(self) -> str:
+        return place_name(self.layer, self.part)
+
+
+def place_name(layer: int, part: str) -> str:
+    """How the ledger and the methods call a place."""
+    return {"block": f"{layer}", "attn": f"{layer}.attn", "out": "out", "llm": f"llm.{layer}"}[part]
+
+
+def place(
+    plan: Plan, tower: Tower | None, seed: int, decoder: int | None = None, parts: Mapping[str, nn.Module] | None = None
+) -> list[Cut]:
+    """The plan's cuts in the order in which an image meets them: in the tower, then in a decoder of so many layers."""
+    cuts: list[Cut] = []
+    for step in plan.steps:
+        depth = tower.depth if tower is not None else 0
+        for layer, part in _decoder_places(step, decoder, depth) if step.where.part == "llm" else _places(step, depth):
+            if layer == 0 and part != "llm" and "attention" in step.method.needs:
+                if tower is not None and tower.apart:
+                    raise UserError(f"{step}: {step.method.name} needs the attention of a block, and {tower.apart}")
+                raise UserError(f"{step}: {step.method.name} needs the attention of a block, and none has run at @0; use @1")
+            name = place_name(layer, part)
+            cuts.append(
+                Cut(step, layer, part, seed * 1000 + len(cuts), _budget(step, name, (parts or {}).get(step.method.name)))
+            )
+    order = {"attn": 0, "block": 1, "out": 2, "llm": 3}
+    cuts.sort(key=lambda cut: (cut.part == "llm", cut.layer, order[cut.part]))
+    if any(cut.step.rest == "zero" for cut in cuts[:-1]):
+        raise UserError(f"{plan}: rest=zero keeps the length, so nothing can follow it; make it the last step")
+    return cuts
+
+
+def _budget(step: Step, place: str, part: Any) -> Budget:
+    """How many tokens go on: what the plan says, or the method's options, or what its part was trained for."""
+    places = part.places() if hasattr(part, "places") else None
+    if places is not None and place not in places:
+        known = ", ".join(f"@{name}" for name in places)
+        raise UserError(f"{step}: these weights of {step.method.name} were not trained for @{place}; they were for {known}")
+    if step.budget is not None or step.method.budget is not None:
+        return step.spending()
+    keep = part.budget(place) if hasattr(part, "budget") else None
+    if keep is None:
+        raise UserError(f"{step}: how many tokens? Write for example {step.method.name}@{place}:50%")
+    return Budget("keep", Fraction(keep))
+
+
+def _decoder_places(step: Step, decoder: int | None, depth: int) -> list[tuple[int, str]]:
+    if decoder is None:
+        raise UserError(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
+    places = []
+    for layer in step.where.layers:
+        counted = layer if layer >= 0 else decoder + layer
+        if not 0 <= counted < decoder:
+            raise UserError(
+                f"{step}: no layer {layer} in a decoder of {decoder} layers; allowed are llm.0 to llm.{decoder - 1}, "
+                f"or -1 (the last) down to {-decoder}"
+            )
+        places.append((counted, "llm"))
+    return places
+
+
+def places_of(step: Step, tower: Tower) -> list[str]:
+    """What the ledger calls the places of a step in a tower."""
+    return [place_name(layer, part) for layer, part in _places(step, tower.depth)]
+
+
+def _places(step: Step, depth: int) -> list[tuple[int, str]]:
+    where = step.where
+    if not depth:
+        return [(0, "out" if where.part in ("out", "half") else where.part)]  # a tower that cannot be cut: told by the handle
+    if where.part in ("out", "half"):
+        return [(depth, "out")] if where.part == "out" else [(max(1, depth // 2), "block")]
+    lowest = 1 if where.part == "attn" else 0
+    places = []
+    for layer in where.layers or range(1, depth + 1):
+        counted = layer if layer >= 0 else depth + 1 + layer
+        if not lowest <= counted <= depth:
+            raise UserError(
+                f"{step}: no layer {layer} in a tower of {depth} blocks; allowed are {lowest} to {depth}, "
+                f"or -1 (after the last) down to {lowest - depth - 1}"
+            )
+        places.append((counted, where.part))
+    return places
+
+
+def all_kept(cut: Cut, n: int) -> str:
+    """What to say where a cut cuts nothing of n tokens."""
+    budget = cut.budget
+    asked = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
+    return f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {asked}: everything is kept"
+
+
+def foresee(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> list[str]:
+    """Walks the token counts through the plan: an error where nothing would be left, notes where nothing is cut."""
+    notes, n = [], tower.grid[0] * tower.grid[1]
+    for cut in cuts:
+        keep = cut.budget.count(n)
+        if keep < 1:
+            raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")
+        if keep == n:
+            notes.append(all_kept(cut, n))
+        elif cut.step.method.mixes and (part := parts.get(cut.step.method.name)) and part.budget(cut.name) != keep:
+            raise UserError(f"{cut.step}: its weights leave {part.budget(cut.name)} tokens, not {keep}; leave the number out")
+        elif cut.step.rest == "zero" and tower.pools_cls:
+            notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens become 0")
+        n = keep + 1 if cut.step.rest == "fuse" and keep < n else keep
+    return notes

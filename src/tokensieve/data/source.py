@@ -1,0 +1,235 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info, random_split
+
+from tokensieve.errors import UserError
+from tokensieve.provenance import digest
+
+Inputs = Any  # images: Tensor (B,3,h,w), or (B,n,3,h,w) with n a sample; or tensors by name, as a processor makes them
+Templates = Sequence[str] | Mapping[str, Sequence[str]]
+
+
+class Broken(NamedTuple):
+    """Stands in for a sample that could not be read."""
+
+    name: str
+    reason: str
+    fatal: bool = False  # what comes after it cannot be read either
+
+
+class Batch(NamedTuple):
+    """What the loader gives: the readable samples of one batch (images and targets are None if there are none), and the others.
+
+    targets: (B,) or (B,C), or B lists of captions, or what the source's `join` makes of them
+    """
+
+    images: Inputs | None
+    targets: Any
+    broken: list[Broken]
+    number: int  # the batch's place in the order of a single process, which may leave numbers out
+    samples: Tensor  # (B,) int64, one number for each sample, the same whoever reads it and however
+
+
+def stacked(images: Sequence[Tensor], targets: Sequence[Any]) -> tuple[Tensor, Any]:
+    """Images (B,3,h,w) or (B,n,3,h,w), and labels (B,) or (B,C) or B lists of captions."""
+    return torch.stack(list(images)), list(targets) if isinstance(targets[0], list) else default_collate(list(targets))
+
+
+@dataclass
+class Source:
+    """A data set ready to be read: samples are (image tensor, label or list of captions), or what `join` takes, or Broken."""
+
+    samples: Dataset[Any] | Stream
+    classes: list[str]
+    templates: Templates
+    fingerprint: str
+    most_workers: int | None = None  # more processes than this would stand idle
+    captions: bool = False
+    join: Callable[[Sequence[Any], Sequence[Any]], tuple[Inputs, Any]] = stacked  # the samples of a batch as one
+
+    def __len__(self) -> int:
+        return len(self.samples)  # type: ignore[arg-type]
+
+    @property
+    def size(self) -> int | None:
+        """The number of samples; None where only reading tells."""
+        return None if isinstance(self.samples, Stream) else len(self)
+
+    def workers(self, wanted: int) -> int:
+        """The processes that will read, if so many are wanted."""
+        return min(wanted, os.cpu_count() or 1, wanted if self.most_workers is None else self.most_workers)
+
+    def loader(self, batch_size: int, num_workers: int, pin: bool = False, rank: int = 0, world: int = 1) -> DataLoader[Batch]:
+        """The batches of one of several processes, in the data set's order, that of a stream being made by its workers.
+
+        All processes together read every batch once, and each batch is what a single process with so many workers would read.
+        """
+        batches: Dataset[Batch]
+        if isinstance(self.samples, Stream):
+            batches = _StreamBatches(self.samples, batch_size, rank, world, self.join)
+        else:
+            batches = _Batches(self.samples, batch_size, rank, world, self.join)
+        return DataLoader(
+            batches,
+            batch_size=None,
+            num_workers=self.workers(num_workers),
+            collate_fn=_as_it_is,
+            pin_memory=pin,
+            worker_init_fn=_leave_signals_to_the_parent,
+        )
+
+    def divided(self, proportion: float, generator: torch.Generator) -> tuple[Source, Source]:
+        """The samples in two random parts, the second of that proportion; sizes and draws are torch's random_split's."""
+        if isinstance(self.samples, Stream):
+            raise UserError(
+                "a stream of shards has no length to take --val_proportion of: give --val_split with a split of it."
+            )
+        if not 0 < proportion < 1:
+            raise UserError(f"--val_proportion {proportion}: it must be above 0 and below 1, 0.1 say.")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an empty part is an error here
+            parts: list[Any] = random_split(range(len(self)), [1 - proportion, proportion], generator)  # type: ignore[arg-type]
+        if not all(map(len, parts)):
+            raise UserError(f"--val_proportion {proportion} of {len(self)} images leaves nothing to train or to validate on.")
+        first, second = (
+            replace(
+                self,
+                samples=_Chosen(self.samples, part.indices),
+                fingerprint=digest([self.fingerprint, list(part.indices)]),
+            )
+            for part in parts
+        )
+        return first, second
+
+
+def first(source: Source, limit: int | None) -> Source:
+    """The first samples of it; without a limit all of them."""
+    if limit is None:
+        return source
+    mark = digest([source.fingerprint, limit])
+    if isinstance(source.samples, Stream):
+        return replace(source, samples=_FirstStreamed(source.samples, limit), most_workers=1, fingerprint=mark)
+    return replace(source, samples=_Chosen(source.samples, range(min(limit, len(source)))), fingerprint=mark)
+
+
+class _Chosen(Dataset[Any]):
+    """Some samples of a data set, which keep their numbers there."""
+
+    def __init__(self, given: Any, indices: Sequence[int]) -> None:
+        inner = isinstance(given, _Chosen)
+        self.given = given.given if inner else given
+        self.indices = [given.indices[index] for index in indices] if inner else indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.given[self.indices[index]]
+
+
+class Stream:
+    """Samples that come one after another, found first and decoded later: those of another process need not be decoded."""
+
+    def found(self) -> Iterator[tuple[int, Any]]:
+        """This worker's samples, still encoded, each with its number."""
+        raise NotImplementedError
+
+    def decoded(self, sample: Any) -> Any:
+        """The sample as (image tensor, target), or Broken."""
+        raise NotImplementedError
+
+
+class _FirstStreamed(Stream):
+    """The first samples of a stream, in the order of a single worker."""
+
+    def __init__(self, given: Stream, limit: int) -> None:
+        self.given, self.limit = given, limit
+
+    def found(self) -> Iterator[tuple[int, Any]]:
+        return itertools.islice(self.given.found(), self.limit)
+
+    def decoded(self, sample: Any) -> Any:
+        return self.given.decoded(sample)
+
+
+class _Batches(Dataset[Batch]):
+    """One process's batches of a data set with a length: the process takes its turn with the others, batch by batch."""
+
+    def __init__(self, samples: Any, size: int, rank: int, world: int, join: Any) -> None:
+        self.samples, self.size, self.join = samples, size, join
+        self.numbers = range(rank, -(-len(samples) // size), world)
+        self.names = samples.indices if isinstance(samples, _Chosen) else range(len(samples))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, place: int) -> Batch:
+        number = self.numbers[place]
+        indices = range(number * self.size, min((number + 1) * self.size, len(self.samples)))
+        names = [self.names[index] for index in indices]
+        return collate([self.samples[index] for index in indices], number, names, self.join)
+
+
+class _StreamBatches(IterableDataset[Batch]):
+    """One process's batches of a stream: of every worker's batches the process takes its turn, and does not decode the others.
+
+    A DataLoader asks its workers in turn, so (turn, worker) is the order in which a single process would get them.
+    """
+
+    def __init__(self, samples: Stream, size: int, rank: int, world: int, join: Any) -> None:
+        self.samples, self.size, self.rank, self.world, self.join = samples, size, rank, world, join
+
+    def __iter__(self) -> Iterator[Batch]:
+        worker, workers = _worker()
+        found = self.samples.found()
+        for turn in itertools.count():
+            chunk = list(itertools.islice(found, self.size))
+            if not chunk:
+                return
+            fatal = any(isinstance(sample, Broken) and sample.fatal for _, sample in chunk)  # every process must hear of it
+            if turn % self.world == self.rank or fatal:
+                names, samples = zip(*chunk, strict=True)
+                decoded = [self.samples.decoded(sample) for sample in samples]
+                yield collate(decoded, turn * workers + worker, names, self.join)
+
+
+def _worker() -> tuple[int, int]:
+    """Which one of how many reading processes this is."""
+    info = get_worker_info()
+    return (info.id, info.num_workers) if info else (0, 1)
+
+
+def collate(samples: Sequence[Any], number: int, names: Sequence[int], join: Any = stacked) -> Batch:
+    """One batch of the readable samples, and the list of the others."""
+    broken = [sample for sample in samples if isinstance(sample, Broken)]
+    readable = [(name, *sample) for name, sample in zip(names, samples, strict=True) if not isinstance(sample, Broken)]
+    if not readable:
+        return Batch(None, None, broken, number, torch.empty(0, dtype=torch.int64))
+    kept, images, targets = zip(*readable, strict=True)
+    try:
+        joined, labels = join(images, targets)
+    except RuntimeError as error:  # torch's word for tensors that cannot be stacked
+        reason = f"its images or its labels differ in shape ({error})"
+        return Batch(None, None, [Broken("a batch", reason, fatal=True)], number, torch.empty(0, dtype=torch.int64))
+    return Batch(joined, labels, broken, number, torch.tensor(kept))
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,89 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tokensieve.data.images import BrokenImage, open_image
+from tokensieve.drawing.geometry import Frame, find_frame
+from tokensieve.drawing.stages import Stage, stages
+from tokensieve.errors import UserError
+
+if TYPE_CHECKING:
+    from tokensieve.cutting.handle import Handle
+
+
+@dataclass(frozen=True)
+class Band:
+    """One image under one plan: what makes one row of panels."""
+
+    image: Image.Image
+    frame: Frame
+    plan: str
+    stages: list[Stage]
+    grid: tuple[int, int] | None  # None: not known, so no grid is drawn
+    name: str = ""  # of the image
+    notes: list[str] = field(default_factory=list)
+    zeroed: bool = False  # the last cut sets to 0 what it does not keep
+
+    @property
+    def patches(self) -> np.ndarray:
+        """(N, 4) in pixels of the image."""
+        assert self.grid is not None
+        return self.frame.patches(self.grid)
+
+    @property
+    def tokens(self) -> str:
+        if self.stages:
+            return f"{self.stages[0].tokens_in} → {self.stages[-1].tokens_out} patch tokens"
+        return f"all {self.grid[0] * self.grid[1]} patch tokens" if self.grid else "all patch tokens"
+
+
+def band(
+    handle: Handle,
+    image: Image.Image,
+    batch_index: int = 0,
+    transform: Callable[[Any], Any] | None = None,
+    *,
+    frame: Frame | None = None,
+    grid: tuple[int, int] | None = None,
+    name: str = "",
+) -> Band:
+    """All that is needed to draw one image of the handle's last batch; frame saves finding it again for every plan."""
+    if frame is None:
+        frame = find_frame(transform, image.size) if transform else Frame(0, 0, *image.size)
+    return Band(
+        image=image,
+        frame=frame,
+        plan=str(handle.plan),
+        stages=stages(handle, batch_index),
+        grid=handle.grid or grid,
+        name=name,
+        notes=list(handle.notes),
+        zeroed=any(step.rest == "zero" for step in handle.plan.steps),
+    )
+
+
+def as_image(image: Any) -> Image.Image:
+    """A file, a PIL image or a tensor (3, h, w) as a PIL image in RGB; a tensor's values are stretched to all shades."""
+    if isinstance(image, (str, Path)):
+        try:
+            return open_image(image)
+        except BrokenImage as error:
+            raise UserError(f"cannot read {image}: {error}") from error
+    if isinstance(image, Image.Image):
+        return image.convert("RGB")
+    if isinstance(image, torch.Tensor) and image.dim() == 3 and image.shape[0] == 3:
+        values = image.detach().float().cpu()
+        low, high = values.min(), values.max()
+        shades = (values - low) / (high - low).clamp_min(1e-12) * 255
+        return Image.fromarray(shades.round().byte().permute(1, 2, 0).numpy())
+    shape = f" of shape {tuple(image.shape)}" if hasattr(image, "shape") else ""
+    raise UserError(f"a {type(image).__name__}{shape} is not an image: give a file, a PIL image or a tensor (3, h, w)")

@@ -1,0 +1,89 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokensieve.evaluation.results import read
+from tokensieve.files import check_writable, move_aside, write_text
+
+# The CSV's columns: first clip_benchmark's, metrics in the order of its tasks, then what we add. Others follow, sorted.
+HEAD = ("dataset", "model", "pretrained", "task", "language", "model_fullname")
+METRICS = (
+    *("acc1", "acc5", "mean_per_class_recall", "mean_average_precision"),
+    *("image_retrieval_recall@1", "text_retrieval_recall@1", "image_retrieval_recall@5", "text_retrieval_recall@5"),
+    *("image_retrieval_recall@10", "text_retrieval_recall@10", "image_acc", "text_acc", "acc"),
+    *("lp_acc1", "lp_acc5", "lp_mean_per_class_recall", "weight_decay", "epochs", "seed", "fewshot_k", "normalized"),
+    *("vqa_score", "exact_match"),
+    *("mAP", "rank_1", "rank_5", "rank_10", "cmc"),
+    *("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "SPICE"),
+)
+REDUCTION = (
+    "plan",
+    "applied",
+    "reason",
+    "layers",
+    "tokens_in",
+    "tokens_out",
+    "token_fusion",
+    "token_fusion_weight",
+    "gflops",
+    "gflops_full",
+    "gflops_llm",
+    "gflops_llm_full",
+    "images_per_second",
+    "images_per_second_full",
+    "seconds_per_question",
+    "seconds_per_question_full",
+    "notes",
+)
+
+
+def build_csv(files: Sequence[str], output: str) -> int:
+    """Fold result files (and folders of them) into one CSV with its columns in a fixed order; the number of rows."""
+    rows = [_row(result) for result in read(files)]
+    path = Path(output)
+    check_writable(path)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=columns(rows), restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    content = text.getvalue()
+    if path.exists() and path.read_bytes() != content.encode():
+        move_aside(path)
+    write_text(path, content)
+    return len(rows)
+
+
+def columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All columns of these rows: known ones in their order, then the others sorted."""
+    present = {name for row in rows for name in row}
+    known = [*HEAD, *(name for metric in METRICS for name in (metric, f"{metric}_stderr")), *REDUCTION]
+    others = sorted(present.difference(known), key=lambda name: (name.startswith("run_"), name))
+    return [name for name in known if name in present] + others
+
+
+def _row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """One result as one flat row: metrics, clip_benchmark's keys, `reduction` by its names, `run` as run_*."""
+    row: dict[str, Any] = dict(result["metrics"])
+    row.update({name: value for name, value in result.items() if name not in ("metrics", "reduction", "run")})
+    row["model_fullname"] = f"{result['model']} {result['pretrained']}"
+    done = dict(result.get("reduction") or {})
+    if "layers" in done:
+        done["layers"] = " ".join(f"{cut['layer']}:{cut['tokens_in']}->{cut['tokens_out']}" for cut in done["layers"])
+    if "notes" in done:
+        done["notes"] = "; ".join(done["notes"])
+    row.update(done)
+    row.update({f"run_{name}": value for name, value in (result.get("run") or {}).items()})
+    return {name: _cell(value) for name, value in row.items()}
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list)) else value

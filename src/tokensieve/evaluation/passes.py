@@ -1,0 +1,141 @@
+"""The way of the data in an evaluation: batches to the device, broken images counted, progress shown."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from tokensieve.data.source import Batch, Broken, Inputs, Source
+from tokensieve.device import moved
+from tokensieve.distributed import World
+from tokensieve.errors import UserError
+from tokensieve.evaluation.jobs import Job
+from tokensieve.evaluation.planned_model import Arm
+from tokensieve.tasks.base import Record, Task
+
+FULL_SHARE = 0.05  # of the plans' time may go into timing the unreduced model, after one batch, where it is not a plan
+
+
+@dataclass
+class Done:
+    """What a pass over one split gave, over all processes."""
+
+    records: dict[str, list[Record]]  # by the plan's text
+    n_samples: int
+    broken: list[Broken]
+
+
+def _pass_over(
+    split: str,
+    source: Source,
+    task: Task,
+    arms: Sequence[Arm],
+    full: Arm,
+    job: Job,
+    args: argparse.Namespace,
+    device: torch.device,
+    show: bool,
+    here: World,
+) -> Done:
+    """Every batch under every plan, beginning with another each time; process 0 has the records of all, in order."""
+    if not arms:
+        return Done({}, 0, [])
+    reading = Reading(source, f"{job.dataset} ({split})" if split != "test" else job.dataset, args.max_broken, here)
+    title = f"{job.model} on {reading.data}" if show else None
+    batches = reading.batches(args.batch_size, args.num_workers, device, title)
+    mine: list[tuple[Any, list[Record]]] = []
+    try:
+        with torch.inference_mode():
+            for turn, batch in enumerate(batches if full in arms else _timing_full(batches, full, arms, task)):
+                order = [(turn + place) % len(arms) for place in range(len(arms))]  # nobody always pays for the cold cache
+                encoders = [partial(arms[which], samples=batch.samples) for which in order]
+                made = task.batch(split, batch.images, batch.targets, encoders)
+                mine.append((batch.number, [made[order.index(which)] for which in range(len(arms))]))
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
+    gathered = here.gather((mine, reading.n_samples, reading.broken))
+    if gathered is None:
+        return Done({}, 0, [])
+    n_samples, broken = sum(n for _, n, _ in gathered), [sample for *_, some in gathered for sample in some]
+    judge(broken, n_samples, n_samples + len(broken), args.max_broken, reading.data)
+    ordered = sorted((entry for entries, *_ in gathered for entry in entries), key=lambda entry: entry[0])
+    records = {str(arm.plan): [made[place] for _, made in ordered] for place, arm in enumerate(arms)}
+    return Done(records, n_samples, broken)
+
+
+def _timing_full(batches: Iterator[Batch], full: Arm, arms: Sequence[Arm], task: Task) -> Iterator[Batch]:
+    """The same batches; now and then, never for long, one also goes through the unreduced model, to time it."""
+    for batch in batches:
+        yield batch
+        if full.seconds <= FULL_SHARE * sum(arm.seconds for arm in arms):
+            full(_flat(task.headlined(batch.images)), samples=batch.samples)
+
+
+def _flat(inputs: Inputs) -> Inputs:
+    """Images (B,n,3,h,w) one after another (B n,3,h,w); others, and what is no images alone, as it is."""
+    return inputs.flatten(0, -4) if isinstance(inputs, Tensor) else inputs
+
+
+def _a_sample(data: dict[str, Source], device: torch.device) -> Inputs:
+    """The first image (1,3,h,w), or inputs by name of the first sample, to count operations with."""
+    source = next(iter(data.values()))
+    found = _flat(next(batch.images for batch in source.loader(1, 0) if batch.images is not None))
+    return moved(found[:1] if isinstance(found, Tensor) else found, device)
+
+
+class Reading:
+    """One pass of one process over its part of the data."""
+
+    def __init__(self, source: Source, data: str, max_broken: float, world: World) -> None:
+        self.source, self.data, self.max_broken, self.world = source, data, max_broken, world
+        self.broken: list[Broken] = []
+        self.n_samples = 0
+
+    def batches(self, batch_size: int, num_workers: int, device: torch.device, title: str | None) -> Iterator[Batch]:
+        """Every batch of this process that holds an image, images on the device; progress under the title."""
+        rank, size = self.world.rank, self.world.size
+        loader = self.source.loader(batch_size, num_workers, pin=device.type == "cuda", rank=rank, world=size)
+        total = None if self.source.size is None else self.source.size / size
+        with tqdm(total=total, desc=title, unit="img", disable=title is None) as progress:
+            for batch in loader:
+                self._count(batch, progress)
+                if batch.images is None:
+                    progress.update(len(batch.broken))
+                    continue
+                yield batch._replace(images=moved(batch.images, device))
+                progress.update(len(batch.broken) + len(batch.samples))
+
+    def _count(self, batch: Batch, progress: Any) -> None:
+        """Count what can be read and what cannot; an error that ends the pass begins on a line of its own."""
+        for sample in batch.broken:
+            if sample.fatal:
+                progress.close()
+                raise UserError(f"cannot read {sample.name} of {self.data}: {sample.reason}. Fetch it again.")
+        self.broken += batch.broken
+        self.n_samples += 0 if batch.images is None else len(batch.samples)
+        if self.source.size is not None and len(self.broken) > self.max_broken * self.source.size:
+            progress.close()
+            judge(self.broken, self.n_samples, self.source.size, self.max_broken, self.data)
+
+
+def judge(broken: Sequence[Broken], n_samples: int, total: int, max_broken: float, data: str) -> None:
+    """Name the broken images; a UserError if they are too many, or if nothing is left."""
+    for sample in broken[:10]:
+        print(f"tokensieve: cannot read {sample.name}: {sample.reason}", file=sys.stderr)
+    if len(broken) > 10:
+        print(f"tokensieve: ... and {len(broken) - 10} more", file=sys.stderr)
+    if len(broken) > max_broken * total:
+        raise UserError(
+            f"at least {len(broken)} of {total} images of {data} cannot be read, more than "
+            f"--max_broken {max_broken} allows: mend or remove them, or raise --max_broken."
+        )
+    if n_samples == 0:
+        raise UserError(f"the data set {data} {'has no image that can be read' if broken else 'is empty'}.")

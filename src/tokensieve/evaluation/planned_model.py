@@ -1,0 +1,142 @@
+"""One plan on the model during an evaluation: on for a batch, off again, timed; and what it cost in the end."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokensieve.cutting.handle import Handle, apply
+from tokensieve.data.source import Inputs
+from tokensieve.device import timed
+from tokensieve.errors import PlanWarning, Uncuttable
+from tokensieve.evaluation.token_fusion import fused_feature
+from tokensieve.models.registry import open_tower
+from tokensieve.parts import resolve
+from tokensieve.parts.protocol import Weights
+from tokensieve.plan import Plan
+
+Precision = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What the image feature is made of: the model's own feature, or also the selected patches."""
+
+    kind: str = "cls"
+    weight: float = 0.8
+
+
+class Arm:
+    """One plan on the model: puts itself on for a batch, encodes, takes itself off, and keeps its times."""
+
+    def __init__(
+        self,
+        model: Any,
+        plan: Plan,
+        seed: int,
+        precision: Precision,
+        *,
+        weights: Weights = None,
+        fusion: Fusion = Fusion(),  # noqa: B008 (frozen)
+        act: Callable[[Any, Inputs], Any] | None = None,
+        once: Callable[[Any, Inputs], Any] | None = None,
+    ) -> None:
+        self.model, self.plan, self.precision, self.fusion = model, plan, precision, fusion
+        self.act, self.once = act or self._feature, once or self._feature
+        self.handle: Handle | None = None
+        self.reason: str | None = "the plan is none" if plan.is_identity else None
+        self.times: list[tuple[int, float]] = []  # images and seconds of every batch
+        try:
+            if fusion.kind != "cls":
+                open_tower(model)
+            if not plan.is_identity:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", PlanWarning)  # its notes go to stderr and into the result
+                    self.handle = apply(model, plan, seed=seed, weights=weights)
+                self.handle.remove()
+        except Uncuttable as error:
+            self.reason, self.fusion = error.reason, Fusion()
+
+    @property
+    def refused(self) -> bool:
+        """Something was asked for that this model cannot do."""
+        return self.reason is not None and not (self.plan.is_identity and self.reason == "the plan is none")
+
+    @property
+    def trained(self) -> str | None:
+        """A fingerprint of the trained weights that its methods use."""
+        return resolve.fingerprint(self.handle.parts) if self.handle else None
+
+    @property
+    def key(self) -> str:
+        """The plan, and which trained weights it uses."""
+        return f"{self.plan} {self.trained}" if self.trained else str(self.plan)
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self.handle.notes) if self.handle else []
+
+    def __call__(self, images: Inputs, samples: Tensor | None = None, aside: bool = False) -> Any:
+        """What the task runs (the image features unless it acts otherwise), timed.
+
+        samples (B,): the numbers of the images; where each sample holds r images, their numbers are made from it. Inputs by
+        name are one a sample and need them. aside: not what the plan's time is told of.
+        """
+        if isinstance(images, Tensor):
+            count, device = len(images), images.device
+        else:
+            assert samples is not None
+            count, device = len(samples), next(iter(images.values())).device
+        run = partial(self._with_plan, self.act, images, _numbers(samples, count))
+        if aside:
+            return run()
+        made, seconds = timed(run, device)
+        self.times.append((count, seconds))
+        return made
+
+    def run_once(self, sample: Inputs) -> Any:
+        """What operations are counted of (the image features unless the task says otherwise), untimed."""
+        return self._with_plan(self.once, sample)
+
+    def _feature(self, model: Any, images: Tensor) -> Tensor:
+        return fused_feature(model, images, self.handle, fusion=self.fusion.kind, weight=self.fusion.weight)
+
+    def _with_plan(self, act: Callable[[Any, Inputs], Any], images: Inputs, samples: Tensor | None = None) -> Any:
+        if self.handle is not None:
+            self.handle.samples = samples
+            self.handle.attach()
+        try:
+            with self.precision(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", PlanWarning)  # as above
+                return act(self.model, images)
+        finally:
+            if self.handle is not None:
+                self.handle.remove()
+
+    @property
+    def seconds(self) -> float:
+        return sum(seconds for _, seconds in self.times)
+
+    def images_per_second(self) -> float | None:
+        """From the median time of an image over whole batches, the first one (warm-up) left out if there are more."""
+        if not self.times:
+            return None
+        largest = max(n for n, _ in self.times)
+        whole = [seconds / n for n, seconds in self.times if n == largest]
+        return 1 / statistics.median(whole[1:] or whole)
+
+
+def _numbers(samples: Tensor | None, images: int) -> Tensor | None:
+    """Numbers of images from the numbers of samples with the same count of images each: (B,) -> (B r,)."""
+    if samples is None or len(samples) == images:
+        return samples
+    each = images // len(samples)
+    return (samples[:, None] * each + torch.arange(each)).flatten()

@@ -1,0 +1,57 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokensieve.data.source import Source
+from tokensieve.evaluation import results
+from tokensieve.evaluation.jobs import Job
+from tokensieve.plan import Plan
+from tokensieve.tasks.base import Record, Task
+
+
+def _no_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+    """What can be said of reductions that were made in an earlier run."""
+    unknown = dict.fromkeys(("applied", "tokens_in", "tokens_out", "gflops", "gflops_full"))
+    speeds = dict.fromkeys(("images_per_second", "images_per_second_full"))
+    reason = "the features are of an earlier run (--skip_load)"
+    return [{"plan": str(plan), **unknown, "reason": reason, "layers": [], **speeds, "notes": []} for plan in plans]
+
+
+def _with_what_was_measured(row: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Where the same run is there already and measured what this one, from kept features, did not: that is taken over."""
+    if results.stored_key(file) != row["run"]["key"]:
+        return row
+    earlier, now = json.loads(file.read_text())["reduction"], row["reduction"]
+    if now["applied"] is None:  # there was no model to measure
+        return {**row, "reduction": earlier}
+    return {**row, "reduction": {**earlier, **{name: value for name, value in now.items() if value is not None}}}
+
+
+def _row(
+    job: Job,
+    task: Task,
+    records: dict[str, list[Record]],
+    reduction: dict[str, Any],
+    run: dict[str, Any],
+    args: argparse.Namespace,
+    data: dict[str, Source],
+) -> dict[str, Any]:
+    source = next(reversed(data.values()))
+    return {
+        "dataset": job.dataset,
+        "model": job.model,
+        "pretrained": job.pretrained,
+        "task": job.task,
+        "metrics": task.metrics(records),
+        "language": job.language,
+        **({"classnames": source.classes} if args.dump_classnames else {}),
+        **({"templates": source.templates} if args.dump_templates else {}),
+        "reduction": reduction,
+        "run": run,
+    }

@@ -1,0 +1,91 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tokensieve.errors import UserError, did_you_mean
+from tokensieve.provenance import sane
+
+
+def slug(plan: str) -> str:
+    """A plan's text as a part of a file name, readable, and different for different plans.
+
+    >>> slug("anchor@6(k=10,m=50,alpha=0.5)"), slug("tome@*:-8")
+    ('anchor@6_k10_m50_alpha0.5', 'tome@all--8')
+    """
+    words = {"(": "_", ")": "", "=": "", ",": "_", ":": "-", "*": "all", "%": "pct", " ": "", "/": "_", "\\": "_"}
+    return "".join(words.get(letter, letter) for letter in plan)
+
+
+def fill(template: str, flag: str, **names: str) -> str:
+    """A file name template filled in; what is not a name of ours is an error that lists them."""
+    try:
+        return template.format(**names)
+    except KeyError as error:
+        name = str(error.args[0])
+        allowed = " ".join("{" + known + "}" for known in names)
+        raise UserError(f"{flag} has {{{name}}}; it may hold {allowed}.{did_you_mean(name, names)}") from error
+    except (ValueError, IndexError, AttributeError) as error:
+        raise UserError(f"{flag} {template!r} is not a template: {error}. Write {{{{ and }}}} for braces.") from error
+
+
+def check_writable(path: Path, flag: str = "--output") -> None:
+    """Fail now, with one line, if a file could not be written there later. Nothing is made yet."""
+    try:
+        if path.is_dir():
+            raise UserError(f"cannot write {path}: it is a folder. Give a file name in {flag}.")
+        nearest = next(folder for folder in path.resolve().parents if folder.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}. Give another {flag}.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write to a temporary file beside it, then rename: the file is there whole, or the old one is untouched."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """`write_text` for bytes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}.") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private; a result is an ordinary file
+        os.replace(temporary, path)
+    except OSError as error:
+        os.unlink(temporary)
+        raise UserError(f"cannot write {path}: {error.strerror}.") from error
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_text` for anything JSON can say, and numbers that are not finite as null."""
+    write_text(path, json.dumps(sane(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def move_aside(path: Path) -> Path:
+    """Rename a file to NAME.1, NAME.2, ... and say so."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    os.rename(path, aside)
+    print(f"tokensieve: {path} held something else; kept as {aside}", file=sys.stderr)
+    return aside

@@ -1,0 +1,101 @@
+"""How a model is opened: one file a family, each turning a stock model into a Tower that a plan can cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tokensieve.models.patching import Patch
+from tokensieve.scoring import Attention
+
+if TYPE_CHECKING:
+    from tokensieve.core import View
+
+
+Sizes = Callable[[], Tensor | None]  # the (B, N) sizes of the pass under way, or None
+Undo = Callable[[], None]
+Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model hands its blocks besides the tokens
+
+
+class Block(Protocol):
+    """One transformer block in two halves, so that a cut can stand between them."""
+
+    module: nn.Module  # the stock block; its own forward runs wherever nothing has to be opened
+
+    def narrow(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+        """What the model hands this block besides x, for the patches index (B, K) of those it was made for (None: all).
+
+        A UserError if it is something that cannot follow a cut.
+        """
+        ...
+
+    def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
+        """x (B, P+N, D) plus the attention branch; bias (B, 1, 1, P+N) is added to the logits of each key.
+
+        args and kwargs: what narrow() gave.
+        """
+        ...
+
+    def feed(self, x: Tensor) -> Tensor:
+        """x plus the MLP branch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the patches of the batch under way lie."""
+
+    grid: tuple[int, int]  # (h, w) of every image
+    n: int  # patches of each image
+    padded: bool = False  # what arrives after them is padding
+
+
+@dataclass
+class Tower:
+    """A vision transformer, opened."""
+
+    family: str
+    blocks: list[Block]
+    prefix: int  # tokens before the patches (CLS, registers, distillation), never cut
+    has_cls: bool  # the first prefix token is CLS
+    grid: tuple[int, int]  # (h, w) of the patches of an image of the configured size
+    image_size: tuple[int, int]  # (h, w) in pixels, as configured
+    pools_cls: bool  # the image feature is made of prefix tokens alone
+    check: Callable[[], None]  # raises UserError where the model is in a state in which it cannot be cut
+    watch: Callable[[Callable[[Layout], None]], list[Undo]]  # has each batch's layout told before its first block
+    weigh_pooling: Callable[[Sizes], list[Undo]]  # makes the model's own pooling respect sizes; undone by the list
+    project: Callable[[Tensor], Tensor]  # (B, N, D) -> (B, N, E): the image feature that each token alone would give
+    pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where there is one
+    per_token: bool = False  # its blocks are handed something for each token (rotary angles), which has to follow the cuts
+    head: nn.Module | None = None  # what sees the global feature and the projected tokens (B, 1+N, E); then @out is there
+    head_width: int = 0  # E
+    apart: str = ""  # why there are no blocks, where only @out can be cut
+    context: Callable[[], Mapping[str, Any]] = dict  # what the model tells methods of the batch under way
+    spread: Callable[[Tensor], Tensor] = lambda samples: samples  # numbers of samples -> of the rows of the batch under way
+
+    @property
+    def depth(self) -> int:
+        return len(self.blocks)
+
+
+def watch_conv(conv: nn.Module, tell: Callable[[Layout], None]) -> list[Undo]:
+    """The layout of a batch as the convolution that makes its patches lays them out: (B, D, h, w)."""
+
+    def look(module: nn.Module, args: Any, out: Tensor) -> None:
+        h, w = out.shape[-2:]
+        tell(Layout((h, w), h * w))
+
+    return [conv.register_forward_hook(Patch(look)).remove]
+
+
+def pick(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of a table of rotary angles for the patches of each image.
+
+    table: (N, d), (H, N, d) or (B, H or 1, N, d); index: (B, K) -> (B, H or 1, K, d)
+    """
+    table = table.reshape((1,) * (4 - table.dim()) + table.shape)
+    return torch.take_along_dim(table, index[:, None, :, None], dim=2)

@@ -1,0 +1,128 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tokensieve
+from tokensieve.errors import UserError, did_you_mean
+from tokensieve.methods.registry import REGISTRY, Method, get_method
+from tokensieve.parts.protocol import Given
+from tokensieve.parts.signature import origin
+
+FORMAT = "tokensieve part 1"
+HEADER = "tokensieve"  # one entry: safetensors writes several in any order
+KEYS = {"method": str, "settings": dict, "tower": list, "sha256": str, "trained": dict}  # what the header must say
+RECIPES = {  # what trains each method's part
+    "learned": "configs/learned_selector.yaml",
+    "merger": "configs/vision_token_pruning.yaml",
+    "cross": "configs/vision_token_pruning.yaml",
+    "sdtps": "configs/RGBNT201/DeMo_SDTPS.yml",
+}
+
+
+def read_part(path: Path) -> Given:
+    """The part in one file, in evaluation mode."""
+    about = read_about(path)
+    _check_trainable(about["method"], str(path))
+    return Given(_build(path, about, get_method(about["method"])), str(path), about)
+
+
+def save_part(path: Path, method: str, part: nn.Module, model: nn.Module, trained: Mapping[str, Any]) -> None:
+    """Write a part, whole or not at all. trained: what it was trained for, anything JSON can say."""
+    from tokensieve.files import write_bytes
+
+    write_bytes(path, pack(part, describe(method, part, origin(model), trained)))
+
+
+def describe(method: str, part: nn.Module, origin: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
+    """The header of a part, but for its checksum. origin: the signature of the model it was trained on."""
+    settings: Any = part.settings
+    made = {"format": FORMAT, "tokensieve": tokensieve.__version__, "method": method, "settings": dict(settings)}
+    return made | {**origin, "trained": dict(trained)}
+
+
+def pack(part: nn.Module, header: Mapping[str, Any]) -> bytes:
+    """The file of a part."""
+    from safetensors.torch import save
+
+    header = {**header, "sha256": checksum(part)}
+    return save(_tensors(part), metadata={HEADER: json.dumps(header, allow_nan=False)})
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What the header of a part says; a UserError where the file is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            header = (file.metadata() or {}).get(HEADER)
+        about: dict[str, Any] = json.loads(header) if header else {}
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise UserError(f"{path}: not the trained part of a method; {_makers()} makes such files")
+        if "width" in about:  # headers of 0.1 have no other setting
+            about.setdefault("settings", {"width": about["width"]})
+        lacking = [key for key, kind in KEYS.items() if not isinstance(about.get(key), kind)]
+        if not lacking and not isinstance(about["settings"].get("width"), int):
+            lacking = ["settings.width"]
+        if lacking:
+            raise UserError(f"{path}: its header does not say {', '.join(lacking)}; {_makers()} makes files that do")
+        return about
+    except FileNotFoundError:
+        raise UserError(f"no file {str(path)!r}; {_makers()} makes such files") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        told = " ".join(str(error).split())[:120]
+        raise UserError(f"{path}: damaged, or not a safetensors file ({told}); {_makers()} makes such files") from None
+
+
+def checksum(part: nn.Module | Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, types, shapes and values of a part's tensors."""
+    state = hashlib.sha256()
+    for name, value in sorted((_tensors(part) if isinstance(part, nn.Module) else part).items()):
+        state.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        state.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+def _check_trainable(name: str, source: str) -> None:
+    if name not in REGISTRY:
+        raise UserError(f"{source}: weights for {name}, which is no method.{did_you_mean(name, REGISTRY)}")
+    if get_method(name).part is None:
+        raise UserError(f"{source}: weights for {name}, which is not a trained method")
+
+
+def _tensors(part: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().contiguous() for name, value in part.state_dict().items()}
+
+
+def _build(path: Path, about: Mapping[str, Any], method: Method) -> nn.Module:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        part: nn.Module = method.part(**about["settings"])
+        state = load_file(str(path))
+        if checksum(state) != about["sha256"]:
+            raise UserError(f"{path}: damaged, its tensors are not those that were saved; copy it again, or train it again")
+        part.load_state_dict(state)
+    except UserError:
+        raise
+    except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
+        told = " ".join(str(error).split())[:160]
+        raise UserError(f"{path}: damaged, or from another version of {method.name} ({told})") from None
+    if not all(bool(torch.isfinite(value).all()) for value in state.values()):
+        raise UserError(f"{path}: holds NaN or infinity; train it again with a lower learning rate")
+    return part.requires_grad_(False).eval()
+
+
+def _makers() -> str:
+    return " or ".join(f"tokensieve train {recipe}" for recipe in dict.fromkeys(RECIPES.values()))

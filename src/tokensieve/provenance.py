@@ -1,0 +1,62 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokensieve
+
+
+def sane(value: Any) -> Any:
+    """The same value as JSON can say it: numbers that are not finite become null, tuples become lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): sane(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [sane(item) for item in value]
+    return value
+
+
+def digest(value: Any) -> str:
+    """A short fingerprint of anything JSON can say."""
+    text = json.dumps(sane(value), sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def stamp(file: str | Path) -> tuple[int, ...]:
+    """Size and time of a file, nothing if it is not there: what changes when its content does, without reading it."""
+    try:
+        about = os.stat(file)
+    except OSError:
+        return ()
+    return about.st_size, about.st_mtime_ns
+
+
+def versions() -> dict[str, str]:
+    """What made a result."""
+    import open_clip
+    import timm
+    import torch
+    import transformers
+
+    libraries = {"torch": torch, "open_clip": open_clip, "timm": timm, "transformers": transformers}
+    return {"tokensieve": tokensieve.__version__} | {name: library.__version__ for name, library in libraries.items()}
+
+
+@functools.cache
+def code_version() -> str:
+    """The version, and a fingerprint of the package's source, so that edited code is another version."""
+    sources = hashlib.sha256()
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        sources.update(path.relative_to(folder).as_posix().encode())
+        sources.update(path.read_bytes())
+    return f"{tokensieve.__version__}+{sources.hexdigest()[:12]}"

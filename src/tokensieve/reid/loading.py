@@ -1,0 +1,112 @@
+"""Re-identification models on the disk: a folder with config.json (Settings) and model.safetensors; and the one that ships."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokensieve import embedded
+from tokensieve.errors import UserError, did_you_mean
+from tokensieve.models.loading.fingerprints import identity
+from tokensieve.models.loading.loaded import Loaded, no_text
+from tokensieve.reid.build import build
+from tokensieve.reid.model import ReidModel, Settings
+
+EMBEDDED = embedded.REID
+OURS = (EMBEDDED, embedded.REID_PRETRAINED)
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMAT = "tokensieve reid 1"
+
+
+@dataclass
+class LoadedReid(Loaded):
+    """A re-identification model; its transform takes Pillow images by modality."""
+
+
+def place(name: str) -> Path:
+    """The folder of a model: one of ours by its name, or the user's."""
+    return embedded.reid_path(name) if name in OURS else Path(name)
+
+
+def is_model(name: str) -> bool:
+    """Whether this names one of our models."""
+    if not name:
+        return False
+    try:
+        return json.loads((place(name) / CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def check(name: str) -> None:
+    """A UserError unless there is such a model."""
+    if is_model(name):
+        return
+    if name in OURS:
+        raise UserError(f"--model {name} is missing from this installation, though it ships with tokensieve: install it again")
+    what = "holds no re-identification model (config.json, model.safetensors)" if Path(name).is_dir() else "is no folder"
+    raise UserError(
+        f"--model {name} {what}; give the folder of a training (tokensieve train configs/embedded_reid.yml), or "
+        f"{EMBEDDED}.{did_you_mean(name, OURS)}"
+    )
+
+
+def save(model: ReidModel, folder: Path, small: bool = False) -> None:
+    """Write the model, each file whole or not at all. small: in 16 bits and without classifiers, as those that ship."""
+    from safetensors.torch import save as pack
+
+    from tokensieve.files import write_bytes, write_json
+
+    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
+    settings = model.settings
+    if small:
+        settings = replace(settings, identities=0)
+        state = {name: value for name, value in state.items() if ".classifier." not in name}
+        state = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    packed = pack(state)
+    write_bytes(folder / WEIGHTS, packed)
+    told = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest()}
+    write_json(folder / CONFIG, told | settings.to_json())
+
+
+def read(name: str) -> ReidModel:
+    """The model in evaluation mode on the CPU; a UserError if it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load as unpack
+
+    check(name)
+    folder = place(name)
+    told: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    del told["format"]
+    try:
+        packed = (folder / WEIGHTS).read_bytes()
+        found = hashlib.sha256(packed).hexdigest()
+        if told.pop("sha256", found) != found:
+            raise UserError(f"{name}: damaged, its weights are not those that were saved; copy it again, or train it again")
+        model = build(Settings.read(told))
+        state = {key: value.float() if value.is_floating_point() else value for key, value in unpack(packed).items()}
+        model.load_state_dict(state)
+    except UserError:
+        raise
+    except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split())[:160]
+        raise UserError(f"{name}: damaged, or of another version ({said})") from None
+    if not all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point()):
+        raise UserError(f"{name}: its weights hold NaN or infinity; train it again with a lower learning rate")
+    return model.eval()
+
+
+def load(name: str, device: torch.device | str = "cpu") -> LoadedReid:
+    """A model by its name or its folder."""
+    from tokensieve.reid.batches import Plain
+
+    model = read(name).to(device)
+    settings = model.settings
+    transform: Any = Plain(settings.image_size, settings.mean, settings.std)
+    return LoadedReid(model, transform, no_text(name), identity(model, transform))

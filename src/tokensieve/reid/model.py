@@ -1,0 +1,284 @@
+"""Re-identification of objects seen in several modalities: one vision transformer, a branch for its global features and one for
+its tokens.
+
+    each modality   image -> backbone -> global feature (B, E), patches (B, N, E), by the backbone's own norm and projection
+    plain branch    the global features of the modalities, one after another (B, M E)
+    tokens branch   the patches that a plan leaves, their mean, one modality after another (B, M E)
+    each branch     BNNeck (a batch norm without bias), classifier; triplets are compared before the neck
+
+Modalities are a list. Those that are in a batch are run as one batch, one after another (modality-major), whether the backbone
+is shared or each has its own; of a missing one the branches hold zeros. A plan is put on the model as on any other:
+`apply(model, model.plan)`. There @out is after the projection, so SDTPS sees tokens of width E and all global features;
+inside a shared backbone (@3) it sees the CLS tokens of that depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokensieve.errors import Uncuttable, UserError
+from tokensieve.models.features import get_image_features_with_tokens
+from tokensieve.models.patching import Patch
+from tokensieve.models.pooling import weighted_mean
+from tokensieve.models.registry import open_tower as open_any
+from tokensieve.models.tower import Layout, Sizes, Tower, Undo
+
+BRANCHES = ("plain", "tokens")
+SHARED = "shared"  # the name of the backbone that all modalities have
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that builds a model again; plain values, for JSON."""
+
+    library: str  # open_clip, timm or hf
+    backbone: str
+    image_size: tuple[int, int]  # (h, w)
+    modalities: tuple[str, ...] = ("RGB", "NI", "TI")
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # more for timm.create_model; of hf, its configuration
+    shared: bool = True
+    cameras: int = 0  # 0: no camera embedding
+    camera_weight: float = 1.0
+    identities: int = 0  # 0: no classifiers
+    plan: str = "none"  # what it was trained with
+    sparse_ratio: float = 0.5
+    aggr_ratio: float = 0.4
+    beta: float = 0.25
+    gumbel: bool = False
+    feature: str = "both"  # what is compared: plain, tokens, or both
+    neck: str = "before"  # or after
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    data: str = ""  # what it was trained on, where that is known
+    val_identities: int = 0  # how many of its identities were kept aside
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Settings:
+        """As to_json wrote them; a TypeError for what it does not know or lacks."""
+        given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_cameras(lowest: int, highest: int, settings: Settings) -> None:
+    """A UserError if a model has no embedding of one of these cameras (from 0)."""
+    if settings.cameras and not 0 <= lowest <= highest < settings.cameras:
+        number = 1 + (lowest if lowest < 0 else highest)
+        raise UserError(
+            f"camera {number} of a model that was trained on {settings.cameras} (1, 2, ...), each with its own embedding: "
+            "train on this data set, or without such embeddings (MODEL.SIE_CAMERA: False)"
+        )
+
+
+class Output(NamedTuple):
+    """Of each branch the feature before the neck, (B, M E), and the classifier's answer (B, identities)."""
+
+    features: dict[str, Tensor]
+    logits: dict[str, Tensor]
+
+
+class Neck(nn.ModuleDict):
+    """A batch norm for each modality: one that is missing does not move its own, and stays 0."""
+
+    def __init__(self, width: int, modalities: Sequence[str]) -> None:
+        super().__init__({name: nn.BatchNorm1d(width) for name in modalities})
+        for norm in self.values():
+            norm.bias.requires_grad_(False)  # so that identities are told apart by directions
+
+    def forward(self, feature: Tensor, present: Sequence[str]) -> Tensor:
+        """(B, M E) -> the same, normalised."""
+        parts = zip(self.items(), feature.chunk(len(self), dim=-1), strict=True)
+        return torch.cat([norm(part) if name in present else part for (name, norm), part in parts], dim=-1)
+
+
+class Branch(nn.Module):
+    """BNNeck and classifier of one feature."""
+
+    def __init__(self, width: int, modalities: Sequence[str], identities: int) -> None:
+        super().__init__()
+        self.neck = Neck(width, modalities)
+        width *= len(modalities)
+        self.classifier = nn.Linear(width, identities, bias=False) if identities else None
+        if self.classifier is not None:
+            nn.init.normal_(self.classifier.weight, std=0.001)
+
+    def forward(self, feature: Tensor, present: Sequence[str]) -> Tensor:
+        """The classifier's answer: (B, M E) -> (B, identities)."""
+        if self.classifier is None:
+            raise UserError("this model was built without classifiers (identities = 0), so it cannot be trained")
+        logits: Tensor = self.classifier(self.neck(feature, present))
+        return logits
+
+
+class ReidModel(nn.Module):
+    """See above. Made by build() or load_reid.load()."""
+
+    def __init__(self, settings: Settings, backbones: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        from tokensieve.parts.signature import width
+        from tokensieve.plan import Plan
+
+        self.settings = settings
+        self.modalities = settings.modalities
+        self.backbones = nn.ModuleDict(backbones)
+        self.head = nn.Identity()  # a plan's @out is here
+        self._present = settings.modalities  # of the batch under way
+        self._sizes: Sizes | None = None  # of the tokens of the batch under way, while a plan that makes sizes is on
+        first = next(iter(self.backbones.values()))
+        tower = open_any(first)
+        if settings.cameras:
+            self.camera = nn.Parameter(torch.empty(settings.cameras, width(tower)))
+            nn.init.trunc_normal_(self.camera, std=0.02)
+        self.grid, self.width = measure(first, settings.image_size)
+        self.branches = nn.ModuleDict({name: Branch(self.width, self.modalities, settings.identities) for name in BRANCHES})
+        self.parts = nn.ModuleDict(make_parts(Plan.parse(settings.plan), self))
+
+    @property
+    def plan(self) -> str:
+        return self.settings.plan
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Output:
+        """Images (B, 3, h, w) by modality, at least one of them, and "cameras" (B,) -> what both branches say."""
+        features = self._features(inputs)
+        return Output(features, {name: branch(features[name], self._present) for name, branch in self.branches.items()})
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """What is compared at test time, (B, F), its branches of unit length where there are two."""
+        features = self._features(inputs)
+        if self.settings.neck == "after":
+            necks: dict[str, Any] = {name: branch.neck for name, branch in self.branches.items()}
+            features = {name: necks[name](value, self._present) for name, value in features.items()}
+        if self.settings.feature != "both":
+            return features[self.settings.feature]
+        return torch.cat([nn.functional.normalize(features[name].float(), dim=-1) for name in BRANCHES], dim=-1)
+
+    def _features(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of each branch (B, M E), zeros where a modality is missing."""
+        self._present = self._modalities_of(inputs)
+        whole, tokens = self._run([inputs[name] for name in self._present], inputs.get("cameras"))
+        x = self.head(torch.cat([whole[:, None], tokens], dim=1))  # (M B, 1+K, E), the plan's tokens
+        sizes = self._sizes() if self._sizes is not None else None
+        pooled = x[:, 1:].mean(1) if sizes is None else weighted_mean(x[:, 1:], sizes)
+        return {"plain": self._joined(x[:, 0]), "tokens": self._joined(pooled)}
+
+    def _modalities_of(self, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+        present = tuple(name for name in self.modalities if name in inputs)
+        unknown = set(inputs) - {*self.modalities, "cameras"}
+        if unknown or not present:
+            given = ", ".join(sorted(unknown)) or "none of them"
+            raise UserError(f"the model knows the modalities {', '.join(self.modalities)}; given was {given}")
+        return present
+
+    def _run(self, images: Sequence[Tensor], cameras: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Global features (M B, E) and tokens (M B, N, E) of the images of each modality."""
+        if self.settings.shared:
+            backbone = self.backbones[SHARED]
+            every = None if cameras is None else cameras.repeat(len(images))
+            return self._run_one(backbone, torch.cat(list(images)), every)
+        found = [self._run_one(self.backbones[name], batch, cameras) for name, batch in zip(self._present, images, strict=True)]
+        return torch.cat([whole for whole, _ in found]), torch.cat([tokens for _, tokens in found])
+
+    def _run_one(self, backbone: nn.Module, images: Tensor, cameras: Tensor | None) -> tuple[Tensor, Tensor]:
+        tower = open_any(backbone)
+        with self._camera_embedding(tower, cameras):
+            whole, tokens = get_image_features_with_tokens(backbone, images, unscaled=True)
+        assert tokens is not None
+        return whole, tower.project(tokens)
+
+    @contextmanager
+    def _camera_embedding(self, tower: Tower, cameras: Tensor | None) -> Iterator[None]:
+        """Every token learns of which camera it is, before the first block; where that is not told, of the mean camera."""
+        if not self.settings.cameras:
+            yield
+            return
+        if cameras is None:
+            table = self.camera.mean(0, keepdim=True)
+        else:
+            check_cameras(int(cameras.min()), int(cameras.max()), self.settings)
+            table = self.camera[cameras]  # (M B, D)
+
+        def add(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            x, *others = args
+            return (x + (self.settings.camera_weight * table[:, None]).to(x.dtype), *others)
+
+        hook = tower.blocks[0].module.register_forward_pre_hook(Patch(add))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _joined(self, rows: Tensor) -> Tensor:
+        """Rows of the present modalities (M B, E) side by side, zeros for the missing ones: (B, all M E)."""
+        by_name = dict(zip(self._present, rows.chunk(len(self._present)), strict=True))
+        nothing = torch.zeros_like(next(iter(by_name.values())))
+        return torch.cat([by_name.get(name, nothing) for name in self.modalities], dim=-1)
+
+    def weigh(self, sizes: Sizes) -> Undo:
+        """The mean of the tokens counts each as often as it stands for patches."""
+        self._sizes = sizes
+
+        def undo() -> None:
+            self._sizes = None
+
+        return undo
+
+
+def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
+    """The modules of the plan's trained methods, before any training."""
+    from tokensieve.cutting.placement import places_of
+    from tokensieve.methods.sdtps import Sdtps
+    from tokensieve.parts.signature import width_at
+
+    made: dict[str, nn.Module] = {}
+    for step in plan.steps:
+        if step.method.part is None:
+            continue
+        if step.method.part is not Sdtps:
+            raise UserError(f"{step}: of the trained methods a re-identification model learns sdtps only")
+        tower = open_any(model)
+        settings, where, places = model.settings, width_at(step.where, model), places_of(step, tower)
+        if step.method.name in made or len(places) > 1:
+            raise UserError(f"{plan}: sdtps can stand at one place only")
+        if where is None:
+            raise Uncuttable(f"{step}: {tower.apart}; cut @out")
+        made[step.method.name] = Sdtps(
+            width=where,
+            patches=model.grid[0] * model.grid[1],
+            modalities=settings.modalities,
+            sparse_ratio=settings.sparse_ratio,
+            aggr_ratio=settings.aggr_ratio,
+            beta=settings.beta,
+            gumbel=settings.gumbel,
+            place=places[0],
+        )
+    return made
+
+
+def measure(backbone: nn.Module, image_size: tuple[int, int]) -> tuple[tuple[int, int], int]:
+    """The grid of patches of an image and the width E of the feature, tried on a blank one."""
+    tower, seen = open_any(backbone), list[Layout]()
+    undo = tower.watch(seen.append)
+    was = backbone.training
+    try:
+        with torch.no_grad():
+            whole, tokens = get_image_features_with_tokens(backbone.eval(), torch.zeros(1, 3, *image_size), unscaled=True)
+            assert tokens is not None
+            projected = tower.project(tokens)
+    finally:
+        backbone.train(was)
+        for take_off in undo:
+            take_off()
+    if projected.shape[-1] != whole.shape[-1]:
+        raise UserError(
+            f"{type(backbone).__name__}: its image feature has width {whole.shape[-1]}, its patches {projected.shape[-1]}; "
+            "choose a backbone that gives both the same"
+        )
+    return seen[-1].grid, whole.shape[-1]

@@ -1,0 +1,317 @@
+"""Re-identification: every query is compared with the whole gallery (ranking.py), by each combination of its modalities.
+
+mAP, rank_k and cmc are those of the first combination that was asked for (by default all modalities), the headline; so are what
+a plan costs and how fast it is. Of every combination the model sees those images alone, and there are mAP_RGB+NI, rank_1_RGB+NI
+and so on. Where features are of both branches, mAP_plain and mAP_tokens (and rank_1) are of one alone, by the headline's
+modalities. mAP_stderr is that of queries; those of one identity are not independent of each other, so the true one is larger.
+
+Shots that the data set lacks a modality of, and misnamed ones, count as broken images do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from tokensieve.cutting.handle import Handle
+from tokensieve.cutting.placement import place
+from tokensieve.data.images import BrokenImage
+from tokensieve.data.registry import folder_of
+from tokensieve.data.source import Broken, Source, first
+from tokensieve.errors import UserError, did_you_mean
+from tokensieve.evaluation import tables
+from tokensieve.models.registry import open_tower
+from tokensieve.plan import Plan
+from tokensieve.reid import data as reid_data
+from tokensieve.reid import layouts
+from tokensieve.reid.data import ReidData
+from tokensieve.reid.loading import LoadedReid
+from tokensieve.reid.model import BRANCHES, ReidModel, Settings, check_cameras
+from tokensieve.reid.ranking import Ranking, rank
+from tokensieve.tasks.base import Encode, Record, Setup, Task
+
+NAME = "reid"
+CONTROLS = ("random", "grid", "anchor")
+VAL_IDENTITIES = 30  # of the embedded data, for models that do not tell
+Combination = tuple[str, ...]  # modalities, in the model's order
+
+
+class Compared(NamedTuple):
+    """What is kept of a batch: features (B,F) by the name of a combination, identities (B,), cameras or scenes (B,).
+
+    Features hold what the combination's modalities say; the zeros of the others would change no distance.
+    """
+
+    features: dict[str, Tensor]
+    ids: Tensor
+    groups: Tensor
+
+
+class ReidTask(Task):
+    """Queries and gallery of one data set, compared by a re-identification model."""
+
+    name = NAME
+    metric = "mAP"
+    unit = "object"
+
+    def __init__(self, setup: Setup) -> None:
+        args, loaded = setup.args, setup.loaded
+        if not isinstance(loaded, LoadedReid):
+            raise UserError(f"--task {NAME}: {setup.model} is no re-identification model; use --model_type reid.")
+        if setup.language != "en":
+            raise UserError(f"--language {setup.language}: re-identification reads no text; leave it out.")
+        self.setup = setup
+        self.combinations = chosen(args.modalities, loaded.model.modalities)
+        self.headline = self.combinations[0]
+        self.whole = tuple(name for name in loaded.model.modalities if any(name in some for some in self.combinations))
+        self.val_identities = _val_identities(args.split, args.val_identities, setup.dataset, loaded.model.settings)
+        splits = {"test": ("query", "gallery"), "val": ("val", "val")}[args.split]
+        self.query, self.gallery = (self._load(split) for split in splits)
+        self.once = _encode
+        self.act = _encode
+        made = {"query": self.query, "gallery": self.gallery}
+        if [shot.name for shot in self.query.shots] == [shot.name for shot in self.gallery.shots]:
+            made = {"test": self.gallery}  # the same shots: read and encoded once
+        self.data = list(made.values())
+        self._ranked: tuple[Any, dict[str, Ranking], int] | None = None  # of the records that were ranked last
+        self._sources = {name: self._source(data) for name, data in made.items()}
+
+    def _load(self, split: str) -> ReidData:
+        setup = self.setup
+        root = folder_of(setup.dataset, setup.args.dataset_root)
+        data = reid_data.load(setup.dataset, root, split, self.val_identities or 0, self.whole)
+        for note in data.notes:
+            setup.say(note)
+        lost, n = len(data.left_out), len(data) + len(data.left_out)
+        if lost > setup.args.max_broken * n:
+            raise UserError(
+                f"of {n} shots of {data.name} ({data.split}) {len(data.incomplete)} lack a modality and {len(data.misnamed)} "
+                f"are misnamed, more than --max_broken {setup.args.max_broken} allows: mend them, raise --max_broken, or give "
+                "--modalities that are there."
+            )
+        cameras = [shot.camera for shot in data.shots]
+        check_cameras(min(cameras), max(cameras), setup.loaded.model.settings)
+        return data
+
+    def _source(self, data: ReidData) -> Source:
+        shots = Shots(data, self.whole, self.setup.loaded.transform)
+        return first(Source(shots, [], [], data.fingerprint, join=joined), self.setup.args.limit)
+
+    def sources(self) -> dict[str, Source]:
+        return self._sources
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "rule": f"same identity and {self.gallery.rule} excluded",
+            "modalities": [",".join(some) for some in self.combinations],
+            "headline": titled(self.headline),
+            "val_identities": self.val_identities,
+        }
+
+    def counts(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        rankings, gallery = self._rankings(records)
+        first = rankings[titled(self.headline)]
+        if first.left_out:
+            self.setup.say(
+                f"{self.setup.dataset}: {first.left_out} of {len(first.ap)} queries have no right answer in the gallery (none "
+                f"of another {self.gallery.rule}) and are left out"
+            )
+        return {
+            "n_queries": len(first.ap),
+            "n_gallery": gallery,
+            "n_left_out": first.left_out,
+            "n_incomplete": sum(len(data.incomplete) for data in self.data),
+            "n_misnamed": sum(len(data.misnamed) for data in self.data),
+        }
+
+    def headlined(self, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return _seen(images, self.headline)
+
+    def batch(
+        self, split: str, images: Mapping[str, Tensor], targets: tuple[Tensor, Tensor], encoders: Sequence[Encode]
+    ) -> list[Record]:
+        made = []
+        for encode in encoders:
+            features = {}
+            for some in self.combinations:  # the plan's time is told of the first
+                found = encode(_seen(images, some), aside=some != self.headline)
+                features[titled(some)] = present(found, self.setup.loaded.model, some).float().cpu()
+            made.append(Compared(features, *targets))
+        return made
+
+    def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        rankings, _ = self._rankings(records)
+        numbers = rankings[titled(self.headline)].metrics()
+        names = [name for name in BRANCHES if name in rankings] + [titled(some) for some in self.combinations]
+        for name in names:
+            numbers |= {f"mAP_{name}": rankings[name].mean_ap, f"rank_1_{name}": rankings[name].cmc(1)}
+        return numbers
+
+    def show(self, rows: Sequence[dict[str, Any]]) -> None:
+        plans, numbers = [row["reduction"]["plan"] for row in rows], [row["metrics"] for row in rows]
+        shown = {"mAP": "mAP", "rank_1": "rank-1", "rank_5": "rank-5", "rank_10": "rank-10"}
+        lines = [[plan, *(f"{100 * told[name]:.1f}" for name in shown)] for plan, told in zip(plans, numbers, strict=True)]
+        tables.print_grid(f"in percent, by {titled(self.headline)}", ["plan", *shown.values()], lines)
+        if len(self.combinations) == 1:
+            return
+        lines = []
+        for name in map(titled, self.combinations):
+            pairs = [(told[f"mAP_{name}"], told[f"rank_1_{name}"]) for told in numbers]
+            lines.append([name, *(f"{100 * ap:.1f} / {100 * first:.1f}" for ap, first in pairs)])
+        tables.print_grid("mAP / rank-1 in percent, with these modalities alone", ["modalities", *plans], lines)
+
+    def _rankings(self, records: dict[str, list[Record]]) -> tuple[dict[str, Ranking], int]:
+        """By combination, and of the headline by branch, how well the queries were answered; and how large the gallery is."""
+        if self._ranked is None or self._ranked[0] is not records:
+            names = ("test", "test") if "test" in records else ("query", "gallery")
+            query, gallery = (records[name] for name in names)
+            about: dict[str, Any] = {
+                "query_ids": torch.cat([batch.ids for batch in query]),
+                "gallery_ids": torch.cat([batch.ids for batch in gallery]),
+                "query_groups": torch.cat([batch.groups for batch in query]),
+                "gallery_groups": torch.cat([batch.groups for batch in gallery]),
+            }
+            made = {}
+            for name in map(titled, self.combinations):  # one at a time is put together
+                far = torch.cat([batch.features[name] for batch in gallery])
+                near = far if query is gallery else torch.cat([batch.features[name] for batch in query])
+                made[name] = rank(near, far, **about)
+                if name == titled(self.headline):
+                    for branch, part in branches_of(self.setup.loaded.model, far.shape[1]).items():
+                        made[branch] = rank(near[:, part], far[:, part], **about)
+            self._ranked = (records, made, len(about["gallery_ids"]))
+        return self._ranked[1:]
+
+
+def present(features: Tensor, model: ReidModel, modalities: Combination) -> Tensor:
+    """The columns of these modalities in features of all, (B, branches x all M x E) -> (B, branches x M x E)."""
+    places = [model.modalities.index(name) for name in modalities]
+    parts = features.unflatten(1, (-1, len(model.modalities), model.width))
+    return parts[:, :, places].flatten(1)
+
+
+def branches_of(model: ReidModel, width: int) -> dict[str, slice]:
+    """Where in a feature of this width each branch stands, if there are two."""
+    if model.settings.feature != "both":
+        return {}
+    each = width // len(BRANCHES)
+    return {name: slice(each * i, each * (i + 1)) for i, name in enumerate(BRANCHES)}
+
+
+def _encode(model: ReidModel, inputs: Mapping[str, Tensor]) -> Tensor:
+    return model.encode(inputs)
+
+
+def _seen(images: Mapping[str, Tensor], modalities: Combination) -> dict[str, Tensor]:
+    return {name: images[name] for name in (*modalities, "cameras")}
+
+
+def _val_identities(split: str, given: int | None, dataset: str, settings: Settings) -> int | None:
+    """How many identities of the training set are for validation; None where none are asked for."""
+    if split not in ("test", "val"):
+        raise UserError(
+            f"--split {split}: re-identification has test (query and gallery) and val.{did_you_mean(split, ['test'])}"
+        )
+    if split == "test":
+        if given is not None:
+            raise UserError("--val_identities works with --split val only: add it.")
+        return None
+    if settings.data == dataset:
+        if given not in (None, settings.val_identities) or not settings.val_identities:
+            raise UserError(
+                f"--split val: the training of this model held out {settings.val_identities} identities of {dataset}, so "
+                "others are known to it; " + ("leave --val_identities out." if settings.val_identities else "use --split test.")
+            )
+        return settings.val_identities
+    if given is None and dataset not in layouts.EMBEDDED:
+        raise UserError(
+            f"--split val: {dataset} has no validation identities of its own; give --val_identities N, as the training held "
+            "out of its training set."
+        )
+    return VAL_IDENTITIES if given is None else given
+
+
+# ----------------------------------------------------------------------------------------------------------- modalities, plans
+
+
+def titled(modalities: Sequence[str]) -> str:
+    """How numbers and tables call a combination.
+
+    >>> titled(("RGB", "NI"))
+    'RGB+NI'
+    """
+    return "+".join(modalities)
+
+
+def chosen(asked: Sequence[str] | None, known: Sequence[str]) -> list[Combination]:
+    """The combinations to compare by, each once, in the model's order of modalities: those asked for, or all there are."""
+    if not asked:
+        return [some for size in range(len(known), 0, -1) for some in combinations(known, size)]
+    made = []
+    for text in asked:
+        names = [word.strip() for word in re.split("[,+]", text)]
+        for name in names:
+            if name not in known:
+                hint = did_you_mean(name.upper(), known)
+                raise UserError(f"--modalities {text}: {name!r} is not one of the model's, {', '.join(known)}.{hint}")
+        made.append(tuple(name for name in known if name in names))
+    return list(dict.fromkeys(made))
+
+
+def default_plans(model: ReidModel) -> tuple[list[Plan], list[str]]:
+    """What it was trained with, the full model, and controls that leave as many tokens at the same places; and remarks."""
+    trained = Plan.parse(model.plan)
+    if trained.is_identity:
+        return [trained], []
+    tokens, places = model.grid[0] * model.grid[1], []
+    for cut in place(trained, open_tower(model), 0, parts=dict(model.parts.items())):
+        tokens = cut.budget.count(tokens)
+        places.append(f"@{cut.name}:{tokens}")
+    plans, remarks = [trained, Plan()], []
+    for method in CONTROLS:
+        text = " + ".join(f"{method}{where}" for where in places)
+        try:
+            plan = Plan.parse(text)
+            Handle(model, plan)
+            plans.append(plan)
+        except UserError as error:
+            remarks.append(f"{text} is not compared: {error}")
+    return list({str(plan): plan for plan in plans}.values()), remarks
+
+
+# -------------------------------------------------------------------------------------------------------------------- the data
+
+
+class Shots(Dataset[Any]):
+    """Samples as the loader wants them: (images and camera by name, (identity, group)), or Broken; at the end what is lost."""
+
+    def __init__(self, data: ReidData, modalities: Combination, transform: Any) -> None:
+        self.data, self.modalities, self.transform = data, modalities, transform
+        self.groups, self.lost = data.groups, list(data.left_out.items())
+
+    def __len__(self) -> int:
+        return len(self.data) + len(self.lost)
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= len(self.data):
+            return Broken(*self.lost[index - len(self.data)])
+        shot = self.data.shots[index]
+        try:
+            images: dict[str, Image.Image] = self.data.read(index, self.modalities)
+        except BrokenImage as error:
+            name, _, reason = str(error).partition(": ")
+            return Broken(name, reason)
+        return {**self.transform(images), "cameras": torch.tensor(shot.camera)}, (shot.pid, self.groups[index])
+
+
+def joined(samples: Sequence[dict[str, Tensor]], targets: Sequence[tuple[int, int]]) -> tuple[dict[str, Tensor], Any]:
+    """Inputs by name, (B,3,h,w) and cameras (B,); identities (B,) and groups (B,)."""
+    ids, groups = torch.tensor(targets).unbind(1)
+    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}, (ids, groups)

@@ -1,0 +1,54 @@
+"""`tokensieve report`: results as one HTML page that needs nothing else, and asks no other machine for anything."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from tokensieve import files
+from tokensieve.errors import UserError
+from tokensieve.evaluation import results
+from tokensieve.report.examples import SCENES, _examples
+from tokensieve.report.fields import Result, _part
+from tokensieve.report.page import PAGE, STYLE
+from tokensieve.report.sections import _section, _sections
+
+
+def run(args: argparse.Namespace) -> Path:
+    """Write the page and print its name."""
+    path = Path(args.output)
+    files.check_writable(path)
+    page = build(results.read(args.files), title=args.title, images=args.images)
+    if path.exists() and path.read_bytes() != page.encode():
+        files.move_aside(path)
+    files.write_text(path, page)
+    print(path)
+    return path
+
+
+def build(found: Sequence[Result], *, title: str | None = None, images: int = 2) -> str:
+    """The page of these results; images: how many example pictures each model gets."""
+    if images > len(SCENES):
+        raise UserError(f"--images {images}: at most {len(SCENES)}")
+    sections = _sections(found)
+    heading = title or "Token reduction: quality and cost"
+    body = [f"<h1>{escape(heading)}</h1>", f"<p class='soft'>{_summary(found, sections)}</p>"]
+    if len(sections) > 1:
+        entries = (f"<li><a href='#s{n}'>{escape(name)}</a></li>" for n, (name, _) in enumerate(sections, start=1))
+        body.append(f"<nav><ul>{''.join(entries)}</ul></nav>")
+    for number, (name, rows) in enumerate(sections, start=1):
+        body.append(_section(number, name, rows))
+    if images:
+        body.append(_examples(found, images))
+    return PAGE.format(title=escape(heading), style=STYLE, body="\n".join(body))
+
+
+def _summary(found: Sequence[Result], sections: Sequence[tuple[str, list[Result]]]) -> str:
+    parts = [f"{sum(len(rows) for _, rows in sections)} results"]
+    for name, word in (("model", "model"), ("dataset", "data set"), ("task", "task")):
+        values = dict.fromkeys(str(result.get(name)) for result in found)
+        parts.append(f"{len(values)} {word}{'s' if len(values) != 1 else ''}")
+    versions = _part(_part(found[0], "run"), "versions").get("tokensieve")
+    return escape(", ".join(parts) + (f"; made with tokensieve {versions}" if versions else ""))

@@ -1,0 +1,76 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from tokensieve.errors import UserError
+from tokensieve.report.fields import Result, _flat, _part, _plan, _text
+
+if TYPE_CHECKING:
+    pass
+
+
+def _settings(rows: Sequence[Result]) -> str:
+    """What the rows of a section were made with: what they share in a table, commands, and what differs row by row."""
+    runs = [{name: value for name, value in _flat(_part(row, "run")).items() if name not in ("key", "seconds")} for row in rows]
+    names = list(dict.fromkeys(name for run in runs for name in run))
+    lines = []
+    for name in names:
+        values = list(dict.fromkeys(_text(run.get(name)) for run in runs))
+        lines.append(f"<tr><th scope='row'>{escape(name)}</th><td>{escape(' | '.join(values))}</td></tr>")
+    together: dict[str, list[Result]] = {}
+    for row in rows:
+        together.setdefault(shlex.join(_command(row, [])), []).append(row)
+    whole = "\n".join(shlex.join(_command(group[0], group)) for group in together.values())
+    each = "\n".join(shlex.join(_command(row, [row])) for row in rows)
+    table = f"<div class='wide'><table class='settings'><tbody>{''.join(lines)}</tbody></table></div>" if lines else ""
+    return (
+        f"<details><summary>to repeat it</summary>{table}"
+        f"<p>All of it, in one pass over the data:</p><pre>{escape(whole)}</pre>"
+        f"<p>Each row by itself, in the order of the table:</p><pre>{escape(each)}</pre></details>"
+    )
+
+
+def _command(result: Result, rows: Sequence[Result]) -> list[str]:
+    """What to type for these rows, which share their settings with result: only what is not a default of `eval` anyway."""
+    from tokensieve.cli import build_parser
+
+    run, done = _part(result, "run"), _part(result, "reduction")
+    words = ["tokensieve", "eval", "--model", str(result["model"])]
+    words += ["--pretrained", str(result["pretrained"])] if result["pretrained"] else []
+    words += ["--dataset", str(result["dataset"])]
+    words += ["--task", str(result["task"])] if result.get("task") else []
+    given = {**run, "language": result.get("language") or "en", "num_workers": run.get("workers")}
+    given.pop("weights", None)  # the fingerprint of the model's; what --weights was is among the arguments
+    given |= _part(run, "arguments")
+    if rows and not any(_trained(row) for row in rows):
+        given.pop("weights", None)
+    given |= {name: done[name] for name in ("token_fusion", "token_fusion_weight") if name in done}
+    if str(run.get("device", "")).startswith("cpu") and not run.get("amp"):
+        given.pop("amp", None)
+    for action in build_parser()[1]["eval"]._actions:
+        if action.dest not in given or action.dest in ("model", "pretrained", "dataset", "task", "plan"):
+            continue
+        value = given[action.dest]
+        if action.nargs == 0:
+            words += [action.option_strings[0]] if value is getattr(action, "const", None) else []
+        elif value is not None and value != action.default and [value] != action.default:
+            words += [action.option_strings[0], *(map(str, value) if isinstance(value, list) else [str(value)])]
+    plans = list(dict.fromkeys(_plan(row) for row in rows))
+    if plans:
+        words += ["--plan", plans[0]] + (["--compare", *plans[1:]] if plans[1:] else [])
+    return words
+
+
+def _trained(result: Result) -> bool:
+    """Whether a method of the plan has trained weights: --weights is refused where none has."""
+    from tokensieve.plan import Plan
+
+    try:
+        return Plan.parse(_plan(result)).is_trained
+    except UserError:
+        return False

@@ -1,0 +1,91 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Result = Mapping[str, Any]
+MAIN = {  # the number that counts, by task: the first of these that a result has, or that one of its numbers begins with
+    "zeroshot_classification": ("acc1", "mean_average_precision"),
+    "zeroshot_retrieval": ("image_retrieval_recall@", "text_retrieval_recall@"),
+    "linear_probe": ("lp_acc1",),
+    "image_caption_selection": ("acc",),
+    "captioning": ("CIDEr",),
+    "vqa": ("vqa_score",),
+    "reid": ("mAP",),
+}
+# Metrics whose names hold one of these are shares, shown in percent.
+SHARES = ("acc", "recall", "precision", "vqa_score", "exact_match", "mAP", "rank_")
+CONTROLS = {"none": "full model", "random": "random (control)", "grid": "grid (control)", "pool": "pool (control)"}
+NOTHING = "–"  # where there is no value
+
+
+def _plan(result: Result) -> str:
+    return str(_part(result, "reduction").get("plan") or "none")
+
+
+def plan_of(result: Result) -> str:
+    """The plan's text, with the token fusion where there is one."""
+    done = _part(result, "reduction")
+    plan, fusion = _plan(result), done.get("token_fusion", "cls")
+    if fusion in (None, "cls"):
+        return plan
+    weight = f" {done['token_fusion_weight']}" if "token_fusion_weight" in done else ""
+    return f"{plan}, fusion {fusion}{weight}"
+
+
+def main_metric(rows: Sequence[Result]) -> str | None:
+    """The metric of a section: its task's, or the first number there is."""
+    numbers = [name for row in rows for name, value in row["metrics"].items() if number_of(value) is not None]
+    for wanted in MAIN.get(str(rows[0].get("task")), ()):
+        for name in numbers:
+            if name == wanted or (wanted.endswith("@") and name.startswith(wanted) and not name.endswith("_stderr")):
+                return name
+    return numbers[0] if numbers else None
+
+
+def number_of(value: Any) -> float | None:
+    """A finite number, or None whatever else it is."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def speed_up(result: Result) -> float | None:
+    """Times the speed of the full model, where both were measured."""
+    done = _part(result, "reduction")
+    speed, full = number_of(done.get("images_per_second")), number_of(done.get("images_per_second_full"))
+    return speed / full if speed and full else None
+
+
+def _part(result: Result, name: str) -> Mapping[str, Any]:
+    part = result.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _method(result: Result) -> str:
+    """The name at the beginning of the plan."""
+    return _plan(result).split("+")[0].split("@")[0].split(":")[0].split("(")[0].strip()
+
+
+def _kind(result: Result, rows: Sequence[Result]) -> str:
+    """The control that a result is, or the number of its method's colour."""
+    methods = list(dict.fromkeys(_method(row) for row in rows if _method(row) not in CONTROLS))
+    method = _method(result)
+    return method if method in CONTROLS else str(methods.index(method) % COLOURS)
+
+
+def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in run.items():
+        made.update({f"{name} {inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {name: value})
+    return made
+
+
+def _text(value: Any) -> str:
+    return NOTHING if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+COLOURS = 7  # classes k-0 to k-6 of the style

@@ -1,0 +1,161 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from tokensieve.report import plots
+from tokensieve.report.commands import _settings
+from tokensieve.report.fields import (
+    CONTROLS,
+    NOTHING,
+    Result,
+    _kind,
+    _method,
+    _part,
+    _text,
+    main_metric,
+    number_of,
+    plan_of,
+    speed_up,
+)
+from tokensieve.report.plots import Point
+from tokensieve.report.tables import _shown, _table
+
+WORDS = 8  # so many points in a plot get their plan's text, more get its number in the table
+# What makes another experiment of a run, and so another section: settings, each with what a result that does not tell it was
+# made with, and fingerprints, which are named where the settings do not tell the sections apart.
+SETTINGS: dict[str, Any] = {
+    "split": "test",
+    "limit": None,
+    "seed": 0,
+    "dtype": None,
+    "model_type": "open_clip",
+    "recall_k": 5,
+    "train_split": "train",
+    "val_split": None,
+    "val_proportion": None,
+    "fewshot_k": -1,
+    "fewshot_epochs": 10,
+    "fewshot_lr": 0.1,
+    "normalize": True,
+    "vqa_prompt": None,
+    "max_new_tokens": 16,
+    "blind": False,
+    "modalities": None,
+    "val_identities": None,
+}
+MARKS = ("amp", "classifiers", "weights", "data")
+FINGERPRINT = re.compile("[0-9a-f]{16,}")
+
+
+def _sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """Results by model, data set, task, language and what else makes another experiment, of which headings name what differs.
+
+    In a section the full model comes first, then from many tokens to few.
+    """
+    named: dict[str, dict[tuple[str, ...], list[Result]]] = {}
+    seen: set[str] = set()
+    for result in found:
+        key = _part(result, "run").get("key")
+        if key is not None and str(key) in seen:
+            continue  # the same run under two names
+        seen.add(str(key))
+        weights = Path(str(result["pretrained"])).name
+        model = f"{result['model']} ({weights})" if weights else str(result["model"])
+        language = result.get("language")
+        told = [str(result.get("task") or ""), "" if language in (None, "en") else str(language)]
+        name = ", ".join([f"{model} on {result['dataset']}", *filter(None, told)])
+        named.setdefault(name, {}).setdefault(_experiment(result), []).append(result)
+    sections = []
+    for name, experiments in named.items():
+        for heading, rows in zip(_headings(name, list(experiments)), experiments.values(), strict=True):
+            sections.append((heading, sorted(rows, key=_order)))
+    return sections
+
+
+def _order(row: Result) -> tuple[bool, float, str]:
+    return _method(row) != "none", -(number_of(_part(row, "reduction").get("tokens_out")) or 0), plan_of(row)
+
+
+def _experiment(result: Result) -> tuple[str, ...]:
+    """The settings, then the fingerprints, of a result as texts."""
+    run = _part(result, "run")
+    marks = (run.get(name) or None for name in MARKS)
+    return (*(_text(run.get(name, default)) for name, default in SETTINGS.items()), *map(_text, marks))
+
+
+def _headings(name: str, experiments: Sequence[tuple[str, ...]]) -> list[str]:
+    """A heading for each experiment: the name that they share, and what tells them apart."""
+
+    def kinds(places: Sequence[int]) -> int:
+        return len({tuple(values[place] for place in places) for values in experiments})
+
+    words = [*SETTINGS, *MARKS]
+    differ = [place for place in range(len(SETTINGS)) if kinds([place]) > 1]
+    for place in range(len(SETTINGS), len(words)):
+        if kinds([*differ, place]) > kinds(differ):
+            differ.append(place)
+    return [", ".join([name, *(_difference(words[place], values[place]) for place in differ)]) for values in experiments]
+
+
+def _difference(name: str, value: str) -> str:
+    """The heading's words for a setting, or for a fingerprint, of which the beginning is enough."""
+    return f"{name} not given" if value == NOTHING else f"{name} {FINGERPRINT.sub(lambda mark: mark[0][:8], value)}"
+
+
+def _section(number: int, name: str, rows: Sequence[Result]) -> str:
+    metric = main_metric(rows)
+    parts = [f"<section id='s{number}'><h2>{escape(name)}</h2>", _table(rows, metric)]
+    notes = {note: None for row in rows for note in _part(row, "reduction").get("notes") or ()}
+    for row in rows:
+        done = _part(row, "reduction")
+        if done.get("applied") is False and _method(row) != "none":
+            notes[f"{plan_of(row)} was not applied: {done.get('reason')}"] = None
+    if notes:
+        parts.append("<ul class='notes'>" + "".join(f"<li>{escape(str(note))}</li>" for note in notes) + "</ul>")
+    if metric is not None:
+        parts.append(_plots(rows, metric, name))
+    return "\n".join([*parts, _settings(rows), "</section>"])
+
+
+def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
+    """Quality over measured time and over GFLOPs."""
+    times, unit = _shown(metric)
+
+    def points(cost: Callable[[Result], float | None]) -> list[Point]:
+        made = []
+        for number, row in enumerate(rows, start=1):
+            x, y, error = cost(row), number_of(row["metrics"].get(metric)), number_of(row["metrics"].get(f"{metric}_stderr"))
+            if x is not None and y is not None:
+                label = plan_of(row) if len(rows) <= WORDS else str(number)
+                told = f"{plan_of(row)}: {metric} {times * y:.2f}" + (f" ± {times * error:.2f}" if error is not None else "")
+                error = None if error is None else times * error
+                made.append(Point(x, times * y, error, label, f"{told}, cost {x:.3g}", _kind(row, rows)))
+        return made
+
+    figures = []
+    for across, cost in (
+        ("measured time of an image, full model = 1", lambda row: 1 / faster if (faster := speed_up(row)) else None),
+        ("GFLOPs of an image", lambda row: number_of(_part(row, "reduction").get("gflops"))),
+    ):
+        there = points(cost)
+        left_out = len(rows) - len(there)
+        if there:
+            drawn = plots.plot(there, across, f"{metric}{unit}", f"{metric} over {across}, {name}")
+            said = f"<figcaption class='soft'>{left_out} without such a measurement left out</figcaption>" if left_out else ""
+            figures.append(f"<figure>{drawn}{said}</figure>")
+        else:
+            figures.append(
+                f"<p class='soft'>No plot over {escape(across.split(',')[0])}: it was not measured in these runs.</p>"
+            )
+    kinds = dict.fromkeys((_kind(row, rows), CONTROLS.get(_method(row), _method(row))) for row in rows)
+    legend = "".join(f"<span>{plots.legend_mark(kind)} {escape(word)}</span>" for kind, word in kinds)
+    legend += f"<span>{plots.legend_mark('frontier')} best at its cost</span>"
+    numbered = "; numbers are those of the table" if len(rows) > WORDS else ""
+    legend += f"<span class='soft'>bars: one standard error{numbered}</span>"
+    return f"<div class='legend'>{legend}</div><div class='plots'>{''.join(figures)}</div>"

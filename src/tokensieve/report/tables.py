@@ -1,0 +1,75 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from tokensieve.report import plots
+from tokensieve.report.fields import SHARES, Result, _kind, _part, number_of, plan_of, speed_up
+
+
+def _shown(metric: str) -> tuple[float, str]:
+    """What a metric is multiplied with to be shown, and its unit."""
+    return (100.0, ", %") if any(word in metric for word in SHARES) else (1.0, "")
+
+
+def _value(result: Result, metric: str | None) -> str:
+    value = None if metric is None else number_of(result["metrics"].get(metric))
+    if value is None or metric is None:
+        return "–"
+    times, unit = _shown(metric)
+    error = number_of(result["metrics"].get(f"{metric}_stderr"))
+
+    def said(number: float) -> str:
+        return f"{times * number:.2f}" if unit else f"{number:.4g}"
+
+    return said(value) + (f" <span class='soft'>± {said(error)}</span>" if error is not None else "")
+
+
+def _table(rows: Sequence[Result], metric: str | None) -> str:
+    head = [
+        "#",
+        "plan",
+        "patch tokens",
+        f"{metric}{_shown(metric)[1]}" if metric else "metric",
+        "GFLOPs",
+        "images/s",
+        "speed-up",
+    ]
+    lines = []
+    for number, row in enumerate(rows, start=1):
+        done, faster = _part(row, "reduction"), speed_up(row)
+        tokens, cost, speed = done.get("tokens_out"), number_of(done.get("gflops")), number_of(done.get("images_per_second"))
+        cells = [
+            "–"
+            if tokens is None
+            else escape(f"{done.get('tokens_in')} → {tokens}" if tokens != done.get("tokens_in") else str(tokens)),
+            _value(row, metric),
+            "–" if cost is None else f"{cost:.3g}",
+            "–" if speed is None else f"{speed:.1f}",
+            "–" if faster is None else f"{faster:.2f}×",
+        ]
+        mark = plots.legend_mark(_kind(row, rows))
+        first = f"<td class='soft'>{number}</td><th scope='row'>{mark} <code>{escape(plan_of(row))}</code></th>"
+        lines.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f"<div class='wide'>{table}</div>{_all_metrics(rows)}"
+
+
+def _all_metrics(rows: Sequence[Result]) -> str:
+    """Every number of every result, folded away."""
+    names = list(dict.fromkeys(name for row in rows for name, value in row["metrics"].items() if number_of(value) is not None))
+    names = [name for name in names if not name.endswith("_stderr")]
+    if len(names) < 2:
+        return ""
+    head = "".join(f"<th scope='col'>{escape(name + _shown(name)[1])}</th>" for name in names)
+    lines = "".join(
+        f"<tr><td class='soft'>{number}</td><th scope='row'><code>{escape(plan_of(row))}</code></th>"
+        + "".join(f"<td>{_value(row, name)}</td>" for name in names)
+        + "</tr>"
+        for number, row in enumerate(rows, start=1)
+    )
+    table = f"<table><thead><tr><th>#</th><th>plan</th>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return f"<details><summary>all metrics</summary><div class='wide'>{table}</div></details>"

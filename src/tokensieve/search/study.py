@@ -1,0 +1,130 @@
+"""TODO docstring."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokensieve import provenance
+from tokensieve.config import schema
+from tokensieve.config.schema import Training
+from tokensieve.config.search import Search
+from tokensieve.errors import UserError
+
+if TYPE_CHECKING:
+    import optuna
+
+
+OWNER = "TOKENSIEVE_SEARCH"  # the variable that tells a worker the search it belongs to, by its process id
+HEARTBEAT = 10  # seconds from one sign of life to the next; after six without one a trial is begun again
+RETRIES = 5
+INVALID = "invalid: "  # how the reason of a trial begins whose values make no valid file
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without Optuna's remarks on what is experimental in it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def library() -> Any:
+    """Optuna, or a UserError that says how to get it."""
+    try:
+        import optuna
+    except ImportError:
+        raise UserError("a search needs Optuna, which is not installed: pip install 'tokensieve[search]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def storage(url: str) -> optuna.storages.RDBStorage:
+    """The database of a study, which notes whether trials are alive and queues those again that are not."""
+    patience = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    try:
+        with quietly():
+            return library().storages.RDBStorage(
+                url,
+                engine_kwargs=patience,
+                heartbeat_interval=HEARTBEAT,
+                grace_period=6 * HEARTBEAT,
+                heartbeat_stale_trial_callback=again(RETRIES),
+            )
+    except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own
+        told = " ".join(str(error).split())
+        raise UserError(f"manager_settings.storage: {url.split('://')[0]}://... cannot be opened ({told[:300]})") from None
+
+
+def again(most: int | None) -> Any:
+    """What queues a trial again that was cut off, at most so many times."""
+    with quietly():
+        return library().storages.RetryHeartbeatStaleTrialCallback(max_retry=most, inherit_intermediate_values=True)
+
+
+def pruner(search: Search) -> optuna.pruners.BasePruner:
+    pruners = library().pruners
+    name = search.pruner or ("median" if len(search.objectives) == 1 else "none")
+    kinds = {"median": pruners.MedianPruner, "hyperband": pruners.HyperbandPruner, "none": pruners.NopPruner}
+    made: optuna.pruners.BasePruner = kinds[name]()
+    return made
+
+
+def first_number(trial: optuna.trial.FrozenTrial) -> int:
+    """The number under which a trial was first begun; its folder has this name."""
+    number = trial.system_attrs.get("failed_trial")
+    return trial.number if number is None else int(number)
+
+
+def counted(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    """Every trial once: of one that was begun several times, the last."""
+    last = {first_number(trial): trial for trial in study.get_trials(deepcopy=False)}
+    return [last[number] for number in sorted(last)]
+
+
+def begin(data: Mapping[str, Any], config: Training, folder: Path, name: str) -> optuna.Study:
+    """The study of this file: a new one, or the one that was begun with the same space, objectives and other keys."""
+    manager, search = config.manager_settings, config.search_settings
+    url = manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}"
+    changing = ("manager_settings", "search_settings", *schema.OUTPUTS)
+    same = {key: value for key, value in data.items() if key not in changing}
+    dumped = search.model_dump(mode="json")
+    decided = {"space": dumped["space"], "objectives": dumped["objectives"], "other keys": same}
+    prints = {key: provenance.digest(value) for key, value in decided.items()}
+    with quietly():
+        study: optuna.Study = library().create_study(
+            storage=storage(url),
+            study_name=name,
+            directions=[objective.direction for objective in search.objectives],
+            pruner=pruner(search),
+            load_if_exists=True,
+        )
+    begun = study.user_attrs.get("tokensieve")
+    if begun is None:
+        if any((folder / "trials").glob("*")):
+            raise UserError(f"{folder} holds the trials of another study; give another folder with --output")
+        study.set_user_attr("tokensieve", prints)
+    elif begun != prints:
+        other = " and ".join(key for key in prints if begun.get(key) != prints[key])
+        raise UserError(
+            f"the study {name!r} was begun with another {other}; restore them, or begin a new one with --output"
+            f"{' and manager_settings.study_name' if manager.storage else ''}"
+        )
+    seed = [search.seed, len(study.get_trials(deepcopy=False))]  # not the same draws again when a study goes on
+    with quietly():
+        study.sampler = library().samplers.TPESampler(seed=_mixed(seed), constant_liar=True)
+    return study
+
+
+def _mixed(seed: Sequence[int]) -> int:
+    import numpy as np
+
+    return int(np.random.SeedSequence(seed).generate_state(1)[0])
+
+
+def storage_of(study: optuna.Study) -> Any:
+    """The database behind a study (Optuna puts a cache before it)."""
+    return getattr(study._storage, "_backend", study._storage)

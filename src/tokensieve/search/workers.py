@@ -1,0 +1,334 @@
+"""`tokensieve search CONFIG`: Optuna tries values for the keys that the file's search block names, a training for each.
+
+    <output>/study.db               all trials (SQLite; or the database that manager_settings.storage names)
+    <output>/trials/<number>/       a trial: config.yaml, and all that `tokensieve train` writes, result.json with its numbers
+    <output>/best.yaml, trials.csv, *.png    written at the end (search_results.py)
+
+This process asks Optuna for values, writes the trial's folder, and starts a worker process for it on the CPU or on its GPUs
+(search_trial.py). A trial whose worker dies is begun again, from its checkpoint. If this process dies too, the heartbeats of
+its trials stop, and they are begun again by whoever gives the command next. One process asks, so trials are never too many.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokensieve import config, files
+from tokensieve.config import document, search_space
+from tokensieve.config.schema import Training
+from tokensieve.config.search import Manager
+from tokensieve.errors import UserError
+from tokensieve.search.space import objective_values, short, short_names, suggest, with_values, yaml_text
+from tokensieve.search.study import (
+    HEARTBEAT,
+    INVALID,
+    OWNER,
+    RETRIES,
+    again,
+    begin,
+    counted,
+    first_number,
+    library,
+    quietly,
+    storage_of,
+)
+
+if TYPE_CHECKING:
+    import optuna
+
+
+WORKER = ("-m", "tokensieve.search.trial")
+PAUSE = 0.2
+CPU = "the CPU"
+GRACE = 60  # seconds that a worker has to save a checkpoint when it is told to stop
+FRUITLESS, HOPELESS = 3, 10  # so many failures, or failures and invalid trials, and nothing else end the search
+
+
+@dataclass(frozen=True)
+class Place:
+    """Room for one trial at a time: environment variables of its worker, and in how many processes it trains."""
+
+    name: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    processes: int = 1
+
+    def command(self, snapshot: Path, folder: Path, trial_id: int) -> list[str]:
+        task = [*WORKER, str(snapshot), str(folder), str(trial_id)]
+        if self.processes == 1:
+            return [sys.executable, *task]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.processes}"]
+        return [sys.executable, *launcher, *task]
+
+
+def places(manager: Manager, gpus: Sequence[str]) -> list[Place]:
+    """Room for workers: groups of the GPUs that may be used (`gpus`: what CUDA calls those there are), else the CPU."""
+    if not manager.available_gpus or not gpus:
+        count = manager.n_workers or 1
+        threads = max(1, (os.cpu_count() or 1) // count)
+        variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+        return [Place(CPU, variables)] * count
+    beyond = [number for number in manager.available_gpus if number >= len(gpus)]
+    if beyond:
+        raise UserError(f"manager_settings.available_gpus: {beyond} are not there; there are {list(range(len(gpus)))}")
+    each = manager.gpus_per_subtask
+    groups = [manager.available_gpus[i : i + each] for i in range(0, len(manager.available_gpus) - each + 1, each)]
+    return [
+        Place(f"GPU {', '.join(map(str, group))}", {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i] for i in group)}, each)
+        for group in groups[: manager.n_workers]
+    ]
+
+
+def cuda_devices() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES would call the GPUs that this process sees."""
+    import torch
+
+    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return seen or [str(i) for i in range(torch.cuda.device_count())]
+
+
+@dataclass
+class Running:
+    """A trial and the process that trains it."""
+
+    trial: optuna.Trial
+    number: int
+    folder: Path
+    place: Place
+    process: subprocess.Popen[bytes]
+
+
+class Searching:
+    """A search on its way: the study, the room for workers, and the trials that run."""
+
+    def __init__(self, path: Path, folder: Path, quiet: bool) -> None:
+        self.optuna = library()
+        self.config: Training = config.load(path)
+        config.check_outside(path, self.config)
+        self.search, manager = self.config.search_settings, self.config.manager_settings
+        if not self.search.space:
+            raise UserError(f"{path}: search_settings.space: {search_space.nothing_to_search(type(self.config))}")
+        self.data, self.folder, self.quiet = document.Document(path).data, folder, quiet
+        self.schema = type(self.config)
+        with_values(self.data, dict.fromkeys(self.search.space), folder)  # a UserError if a key has no place in the file
+        self.free = places(manager, cuda_devices() if manager.available_gpus else [])
+        if manager.available_gpus and self.free[0].name == CPU:
+            self.say(f"no CUDA device is there: trials run on the CPU, {len(self.free)} at a time")
+        folder.mkdir(parents=True, exist_ok=True)
+        name = manager.study_name or path.stem
+        self.study = begin(self.data, self.config, folder, name)
+        self.storage = storage_of(self.study)
+        self.running: list[Running] = []
+        self.began, self.beaten = time.monotonic(), -math.inf
+        found = {"storage": manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}", "study_name": name}
+        settings = self.data | {"manager_settings": self.data.get("manager_settings", {}) | found}
+        self.snapshot = folder / "search.yaml"  # what the workers read, whatever happens to the file meanwhile
+        files.write_text(self.snapshot, yaml_text(settings))
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            from tqdm import tqdm
+
+            tqdm.write(text, file=sys.stderr)
+
+    def go(self) -> None:
+        """Do all trials that are still to be done. Whatever ends it, no worker is left."""
+        from tqdm import tqdm
+
+        with tqdm(total=self.search.n_trials, disable=self.quiet, unit="trial", dynamic_ncols=True) as self.bar:
+            try:
+                while self.move():
+                    time.sleep(PAUSE)
+            except BaseException:
+                self.stop()
+                raise
+
+    def move(self) -> bool:
+        """Look after what runs, and fill the room there is. False once nothing is left to do."""
+        ended = [one for one in self.running if one.process.poll() is not None]
+        for one in ended:
+            self.settle(one)
+        beat = time.monotonic() - self.beaten > HEARTBEAT
+        if beat:
+            self.beaten = time.monotonic()
+            for one in self.running:
+                self.storage.record_heartbeat(one.trial._trial_id)
+            with quietly():
+                self.optuna.storages.fail_stale_trials(self.study)
+        if not (ended or beat):  # nothing can have changed, and asking a database costs
+            return True
+        left = True
+        while self.free and left:
+            left = self.start(self.free[0])
+        return left or bool(self.running) or self.others()
+
+    def others(self) -> bool:
+        """Whether trials run elsewhere: they end, or their heartbeats do, and then they are to be done here."""
+        states = self.optuna.trial.TrialState
+        return not self.late and any(self.study.get_trials(deepcopy=False, states=(states.RUNNING, states.WAITING)))
+
+    @property
+    def late(self) -> bool:
+        return self.search.timeout is not None and time.monotonic() - self.began > self.search.timeout
+
+    def start(self, place: Place) -> bool:
+        """Begin the next trial there. False if there is none. Values that make an invalid file end a trial at once."""
+        while (trial := self.next_trial()) is not None:
+            number = first_number(self.study.get_trials(deepcopy=False)[trial.number])
+            folder = self.folder / "trials" / str(number)
+            with quietly():
+                values = {
+                    key: suggest(trial, key, dimension, search_space.number_type(self.schema, key))
+                    for key, dimension in self.search.space.items()
+                }
+            folder.mkdir(parents=True, exist_ok=True)
+            files.write_text(folder / "config.yaml", yaml_text(with_values(self.data, values, folder)))
+            try:
+                config.check_outside(folder / "config.yaml", config.load(folder / "config.yaml"))
+            except UserError as error:
+                self.end(trial, number, "PRUNED", f"{INVALID}{error}")
+                self.check_fruit()
+                continue
+            (folder / "outcome.json").unlink(missing_ok=True)
+            with (folder / "worker.log").open("ab") as log:
+                process = subprocess.Popen(
+                    place.command(self.snapshot, folder, trial._trial_id),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **place.variables, OWNER: str(os.getpid())},
+                    start_new_session=True,  # so that Ctrl-C comes here, and from here to the workers
+                )
+            self.free.remove(place)
+            self.running.append(Running(trial, number, folder, place, process))
+            self.told()
+            return True
+        return False
+
+    def next_trial(self) -> optuna.Trial | None:
+        """One that waits to be begun again, or a new one as long as there are fewer than n_trials."""
+        states = self.optuna.trial.TrialState
+        trials = self.study.get_trials(deepcopy=False)
+        waits = any(trial.state == states.WAITING for trial in trials)
+        new = len({first_number(trial) for trial in trials}) < self.search.n_trials
+        if self.late or not (waits or new):
+            return None
+        with quietly():
+            trial: optuna.Trial = self.study.ask()
+        self.storage.record_heartbeat(trial._trial_id)
+        return trial
+
+    def settle(self, one: Running) -> None:
+        """A worker has ended: its trial is complete, pruned, failed, or to be done again."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(one.process.pid, signal.SIGKILL)  # whatever it may have left
+        self.running.remove(one)
+        self.free.append(one.place)
+        outcome, code = _outcome(one.folder), one.process.returncode
+        if outcome is None and code > 0 and one.place.processes == 1:  # not killed: it could not even begin
+            self.end(one.trial, one.number, "FAIL", f"its process ended with {code}: {_last_line(one.folder / 'worker.log')}")
+        elif outcome is None or outcome["state"] == "interrupted":
+            why = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with {code}"
+            self.begin_again(one, "interrupted" if outcome else why)
+        elif outcome["state"] == "complete":
+            try:
+                self.end(one.trial, one.number, "COMPLETE", values=objective_values(one.folder, self.search.objectives))
+            except UserError as error:
+                self.end(one.trial, one.number, "FAIL", str(error))
+                raise
+            except ValueError as error:
+                self.end(one.trial, one.number, "FAIL", str(error))
+        else:
+            self.end(one.trial, one.number, {"pruned": "PRUNED", "failed": "FAIL"}[outcome["state"]], outcome["reason"])
+        self.check_fruit()
+
+    def begin_again(self, one: Running, why: str) -> None:
+        states = self.optuna.trial.TrialState
+        with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another process saw it die as well
+            one.trial.set_user_attr("reason", why)
+            self.storage.set_trial_state_values(one.trial._trial_id, state=states.FAIL)
+            with quietly():
+                again(None if why == "interrupted" else RETRIES)(self.study, self.storage.get_trial(one.trial._trial_id))
+        waiting = self.study.get_trials(deepcopy=False, states=(states.WAITING, states.RUNNING))
+        queued = any(first_number(trial) == one.number for trial in waiting)
+        then = "it is to be begun again, from its last checkpoint" if queued else f"{RETRIES} times begun again, it is given up"
+        self.say(f"trial {one.number}: {why}; {then} (log in {one.folder}/worker.log)")
+        self.told()
+
+    def end(self, trial: optuna.Trial, number: int, state: str, why: str = "", values: Sequence[float] | None = None) -> None:
+        with quietly(), suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # this one slept, and another gave it up
+            if why:
+                trial.set_user_attr("reason", why[:1000])
+            self.study.tell(trial, values, state=self.optuna.trial.TrialState[state], skip_if_finished=True)
+        names = short_names(trial.params)
+        shown = " ".join(f"{names[key]}={short(value)}" for key, value in trial.params.items())
+        if values is not None:
+            named = zip(self.search.objectives, values, strict=True)
+            why = ", ".join(f"{objective.name} {value:.6g}" for objective, value in named)
+        self.say(f"trial {number}: {state.lower() + ': ' if values is None else ''}{why} ({shown})")
+        self.told()
+
+    def told(self) -> None:
+        """Bring the bar up to date."""
+        done = [trial for trial in counted(self.study) if trial.state.is_finished()]
+        self.bar.n = len(done)
+        words = [f"{len(self.running)} running"]
+        complete = [trial for trial in done if trial.state.name == "COMPLETE"]
+        if complete and len(self.search.objectives) == 1:
+            words.append(f"best {self.search.objectives[0].name} {self.study.best_value:.6g}")
+        self.bar.set_postfix_str(", ".join(words))
+
+    def check_fruit(self) -> None:
+        """A UserError if trials do nothing but fail."""
+        done = [trial for trial in counted(self.study) if trial.state.is_finished()]
+        failed = [trial for trial in done if trial.state.name == "FAIL"]
+        bad = [trial for trial in done if trial in failed or trial.user_attrs.get("reason", "").startswith(INVALID)]
+        if len(bad) == len(done) and (len(failed) >= FRUITLESS or len(bad) >= HOPELESS):
+            why = (failed or bad)[-1].user_attrs.get("reason")
+            raise UserError(
+                f"all of the first {len(done)} trials failed, the last because: {why}; see {self.folder / 'trials'}"
+            )
+
+    def stop(self) -> None:
+        """Let the workers save their checkpoints and end; their trials wait to be begun again."""
+        for one in self.running:
+            one.process.terminate()
+        if self.running:
+            self.say(f"stopping {len(self.running)} trials")
+        end = time.monotonic() + GRACE
+        try:
+            for one in self.running:
+                with suppress(subprocess.TimeoutExpired):
+                    one.process.wait(max(0.0, end - time.monotonic()))
+        finally:
+            for one in list(self.running):
+                if one.process.poll() is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(one.process.pid, signal.SIGKILL)
+                    one.process.wait()
+                with suppress(UserError):  # what ended the search is told already
+                    self.settle(one)
+
+
+def _outcome(folder: Path) -> dict[str, str] | None:
+    """What a worker said at its end; None if it could not."""
+    try:
+        said: dict[str, str] = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
+        return said
+    except (OSError, ValueError):
+        return None
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

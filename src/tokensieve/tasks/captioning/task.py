@@ -1,0 +1,66 @@
+"""Captioning: a CoCa writes a sentence about each image, and the sentences are compared with those that people wrote.
+
+The numbers are those of clip_benchmark 1.6.2 (Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr, SPICE). Captions are decoded with the
+tokenizer that belongs to the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tokensieve import embedded
+from tokensieve.data.source import Source
+from tokensieve.errors import UserError
+from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.tasks.captioning import metrics as caption_metrics
+from tokensieve.tasks.captioning.beam_search import Words, write
+from tokensieve.tasks.text_matching import one_image_each
+
+NAME = "captioning"
+
+
+class Told(NamedTuple):
+    """What is kept of a batch: the caption written for each image, and the captions it came with."""
+
+    written: list[str]
+    references: list[list[str]]
+
+
+class CaptioningTask(Task):
+    """Captions of one data set by a model that writes."""
+
+    name = NAME
+    metric = "CIDEr"
+
+    def __init__(self, setup: Setup) -> None:
+        if not (hasattr(setup.loaded.model, "generate") and hasattr(setup.loaded.model, "text_decoder")):
+            raise UserError(
+                f"--task {NAME}: {setup.model} cannot write captions, only a CoCa can. Use --model {embedded.CAPTIONER} "
+                f"--pretrained {embedded.CAPTIONER_PRETRAINED}, or one of open_clip's, such as --model coca_ViT-B-32 "
+                f"--pretrained mscoco_finetuned_laion2b_s13b_b90k."
+            )
+        caption_metrics.check()
+        self.setup = setup
+        self.source = setup.source(setup.args.split)
+        self.words = Words.of(setup.loaded.tokenizer)
+        self.act = self._write
+
+    def sources(self) -> dict[str, Source]:
+        return {"test": self.source}
+
+    def _write(self, model: Any, images: Tensor) -> list[str]:
+        with torch.inference_mode():
+            return [self.words.text(ids) for ids in write(model, images, self.words)]
+
+    def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
+        images, references = one_image_each(images, NAME), [list(told) for told in targets]
+        return [Told(encode(images), references) for encode in encoders]
+
+    def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        told: list[Told] = records["test"]
+        written = [text for batch in told for text in batch.written]
+        return caption_metrics.score(written, [given for batch in told for given in batch.references], self.setup.say)

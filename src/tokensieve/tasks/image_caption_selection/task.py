@@ -1,0 +1,68 @@
+"""Image-caption selection: which caption is true of an image, and which image a caption is true of, among a few alike.
+
+An instance has one image or several, and captions; the i-th image belongs to the i-th caption. The numbers are those of
+clip_benchmark 1.6.2: text_acc (every image finds its caption), image_acc (every caption finds its image; 1 if there is
+one image only), acc (both), as in Winoground (two images, two captions) and SugarCrepe (one image, two captions).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokensieve.data.source import Source
+from tokensieve.errors import UserError
+from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.tasks.text_matching import images_to_unit, texts_to_unit
+
+NAME = "image_caption_selection"
+
+
+class CaptionSelectionTask(Task):
+    """text_acc, image_acc and acc of one data set."""
+
+    name = NAME
+    metric = "acc"
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.source = setup.source(setup.args.split)
+
+    def sources(self) -> dict[str, Source]:
+        return {"test": self.source}
+
+    def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
+        """A record is (B,2), did the captions find their images and the images their captions, and the number of captions."""
+        instances, captions = len(targets), {len(told) for told in targets}
+        self._check_even(captions)
+        texts = texts_to_unit(self.setup, [text for told in targets for text in told]).view(instances, *captions, -1)
+        flat = images.flatten(0, 1) if images.dim() == 5 else images  # (B n,3,h,w)
+        found = [images_to_unit(self.setup, encode, flat).view(instances, -1, texts.shape[2]) for encode in encoders]
+        return [(right(features, texts), texts.shape[1]) for features in found]
+
+    def _check_even(self, captions: set[int]) -> None:
+        if len(captions) > 1 or captions == {0}:
+            raise UserError(
+                f"--task {NAME} needs as many captions for every image; {self.setup.dataset} has {min(captions)} to "
+                f"{max(captions)}. For such data there is --task zeroshot_retrieval."
+            )
+
+    def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        self._check_even({captions for _, captions in records["test"]})
+        hits = torch.cat([found for found, _ in records["test"]])  # (B,2)
+        shares = {"image_acc": hits[:, 0], "text_acc": hits[:, 1], "acc": hits.all(1)}
+        made = {name: hit.double().mean().item() for name, hit in shares.items()}
+        return made | {f"{name}_stderr": math.sqrt(p * (1 - p) / len(hits)) for name, p in made.items()}
+
+
+def right(images: Tensor, texts: Tensor) -> Tensor:
+    """Unit features of n images (B,n,E) and t captions (B,t,E) -> (B,2): all images found by captions, all captions found."""
+    scores = images @ texts.mT  # (B,n,t)
+    truth = torch.arange(min(scores.shape[1:]))
+    image_found = (scores.argmax(dim=1)[:, : len(truth)] == truth).all(1)
+    text_found = (scores.argmax(dim=2)[:, : len(truth)] == truth).all(1)
+    return torch.stack([image_found, text_found], dim=1)

@@ -1,0 +1,42 @@
+"""What retrieval and selection share: images and captions as unit vectors, whose products tell how well they match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokensieve.errors import UserError
+from tokensieve.models.features import encode_text
+from tokensieve.tasks.base import Encode, Setup
+
+
+def one_image_each(images: Tensor, task: str) -> Tensor:
+    """The images (B,3,h,w) as they are; a UserError if samples have several."""
+    if images.dim() == 5:
+        raise UserError(
+            f"--task {task} needs one image a sample; this data has {images.shape[1]}. Use --task image_caption_selection."
+        )
+    return images
+
+
+def images_to_unit(setup: Setup, encode: Encode, images: Tensor) -> Tensor:
+    """(B,3,h,w) -> (B,E) on the CPU, float32, of length 1, under one plan."""
+    with torch.inference_mode(), setup.precision():
+        return _told(F.normalize(encode(images), dim=-1))
+
+
+def texts_to_unit(setup: Setup, texts: Sequence[str]) -> Tensor:
+    """T captions -> (T,E) on the CPU, float32, of length 1."""
+    with torch.inference_mode(), setup.precision():
+        tokens = setup.loaded.tokenizer(list(texts)).to(setup.device)
+        return _told(F.normalize(encode_text(setup.loaded.model, tokens), dim=-1))
+
+
+def _told(features: Tensor) -> Tensor:
+    features = features.float().cpu()
+    if not torch.isfinite(features).all():
+        raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
+    return features

@@ -1,0 +1,137 @@
+"""Visual question answering: a model is shown an image, asked about it, and writes a short answer, word by word the likeliest.
+
+vqa_score is VQA's own: an answer is worth min(1, m/3) where m of the other nine people said the same, averaged over leaving
+each of the ten out. exact_match is 1 if it is what most people said. Both compare answers as VQA does: lower case, number
+words as digits, no articles, contractions with their apostrophe, punctuation as https://visualqa.org/evaluation.html tells.
+
+Where we differ: VQA's program leaves answers as they are where all people agree, so that "two" would be wrong where all ten
+wrote "2"; here both are always made alike. With other than ten people m is held against 3, or all others if they are fewer;
+with one, both numbers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from tokensieve.data import vqa
+from tokensieve.data.images import BrokenImage
+from tokensieve.data.registry import folder_of
+from tokensieve.data.source import Broken, Source
+from tokensieve.data.vqa_items import VqaData, VqaItem
+from tokensieve.errors import UserError
+from tokensieve.models.loading.vlm import LoadedVlm
+from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.tasks.vqa.answering import BARE, SHORT, answer, ask, prefill
+from tokensieve.tasks.vqa.scores import Scored, exact_match, metrics, soft_score
+
+NAME = "vqa"
+
+
+class Reference(NamedTuple):
+    """What a question's answer is judged by."""
+
+    answers: list[str]
+    kind: str
+    file: str
+
+
+class VqaTask(Task):
+    """Questions of one data set, answered by a vision-language model."""
+
+    name = NAME
+    metric = "vqa_score"
+
+    def __init__(self, setup: Setup) -> None:
+        args, loaded = setup.args, setup.loaded
+        if not isinstance(loaded, LoadedVlm):
+            raise UserError(f"--task {NAME}: {setup.model} answers no questions; use --model_type vlm.")
+        if setup.language != "en":
+            raise UserError(f"--language {setup.language}: questions are asked as the data has them; leave it out.")
+        self.setup, self.processor = setup, loaded.processor
+        self.data = vqa.load(
+            setup.dataset,
+            questions=args.questions,
+            annotations=args.annotations,
+            images=args.images,
+            split=args.split,
+            limit=args.limit,
+            root=folder_of(setup.dataset, args.dataset_root),
+        )
+        for remark in self.data.check(args.max_broken):
+            setup.say(remark)
+        self.template = _template(args.vqa_prompt, setup.dataset)
+        asked = Prompts(self.processor, self.template, args.blind)
+        self.source = Source(Questions(self.data), [], [], self.data.fingerprint, join=asked)
+        self.act, self.once = self._answer, prefill
+
+    def sources(self) -> dict[str, Source]:
+        return {"test": self.source}
+
+    def settings(self) -> dict[str, Any]:
+        args = self.setup.args
+        return {"max_new_tokens": args.max_new_tokens, "vqa_prompt": self.template, "blind": args.blind}
+
+    def _answer(self, model: Any, inputs: Mapping[str, Tensor]) -> list[str]:
+        return answer(model, self.processor, inputs, self.setup.args.max_new_tokens)
+
+    def batch(self, split: str, images: Any, targets: list[Reference], encoders: Sequence[Encode]) -> list[Record]:
+        kinds, files = [target.kind for target in targets], [target.file for target in targets]
+        made = []
+        for encode in encoders:
+            pairs = list(zip(encode(images), (target.answers for target in targets), strict=True))
+            made.append(Scored([soft_score(*pair) for pair in pairs], [exact_match(*pair) for pair in pairs], kinds, files))
+        return made
+
+    def metrics(self, records: dict[str, list[Record]]) -> dict[str, float]:
+        return metrics(records["test"])
+
+    def tokens(self, inputs: Any) -> int | None:
+        """The places that the image has in the prompt."""
+        config = self.setup.loaded.model.config
+        image = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
+        return None if image is None else int((inputs["input_ids"] == image).sum())
+
+    def language_model(self) -> nn.Module | None:
+        inner: Any = getattr(self.setup.loaded.model, "model", self.setup.loaded.model)
+        found: nn.Module | None = getattr(inner, "language_model", None)
+        return found
+
+
+def _template(given: str | None, dataset: str) -> str:
+    if given is None:
+        return BARE if dataset in vqa.EMBEDDED else SHORT
+    if "{question}" not in given:
+        raise UserError(f"--vqa_prompt {given!r} has no {{question}} in it, for example '{{question}} Answer in one word.'")
+    return given.replace("\\n", "\n")
+
+
+class Questions(Dataset[Any]):
+    """Samples as the loader wants them: (item, reference), or Broken."""
+
+    def __init__(self, data: VqaData) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            item = self.data[index]
+        except BrokenImage as error:
+            name, _, reason = str(error).partition(": ")
+            return Broken(name, reason)
+        return item, Reference(item.answers, item.kind, item.file)
+
+
+class Prompts:
+    """Makes a batch of items the model's inputs; it can be sent to worker processes."""
+
+    def __init__(self, processor: Any, template: str, blind: bool) -> None:
+        self.processor, self.template, self.blind = processor, template, blind
+
+    def __call__(self, items: Sequence[VqaItem], targets: Sequence[Reference]) -> tuple[dict[str, Tensor], list[Reference]]:
+        return ask(self.processor, items, self.template, blind=self.blind), list(targets)

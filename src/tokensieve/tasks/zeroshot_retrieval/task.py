@@ -1,0 +1,101 @@
+"""Zero-shot retrieval: for each caption its image among all images, and for each image one of its captions among all of them.
+
+recall@k is the share of captions (of images) with a match among the k nearest: clip_benchmark 1.6.2's
+image_retrieval_recall@k (text_retrieval_recall@k). Scores are made a block at a time and never kept, so memory grows with
+the number of images and captions, not with their product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tokensieve.data.source import Source
+from tokensieve.errors import UserError
+from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.tasks.statistics import grouped_stderr
+from tokensieve.tasks.text_matching import images_to_unit, one_image_each, texts_to_unit
+
+NAME = "zeroshot_retrieval"
+_SCORES = 2**24  # how many scores are held at once
+
+
+class Features(NamedTuple):
+    """What is kept of a batch: unit features of its images (B,E) and captions (T,E), and how many captions each image has."""
+
+    images: Tensor
+    texts: Tensor
+    counts: list[int]
+
+
+class RetrievalTask(Task):
+    """Recall at every k of --recall_k, both ways."""
+
+    name = NAME
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.ks: list[int] = list(dict.fromkeys(setup.args.recall_k))
+        self.metric = f"image_retrieval_recall@{self.ks[0]}"
+        self.source = setup.source(setup.args.split)
+        if self.source.size is not None:
+            _check(self.ks, self.source.size, "images")
+
+    def sources(self) -> dict[str, Source]:
+        return {"test": self.source}
+
+    def settings(self) -> dict[str, Any]:
+        return {"recall_k": self.ks}
+
+    def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
+        images = one_image_each(images, NAME)
+        texts = texts_to_unit(self.setup, [text for told in targets for text in told])
+        counts = [len(told) for told in targets]
+        return [Features(images_to_unit(self.setup, encode, images), texts, counts) for encode in encoders]
+
+    def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        found: list[Features] = records["test"]
+        images = torch.cat([batch.images for batch in found])
+        texts = torch.cat([batch.texts for batch in found])
+        counts = torch.tensor([count for batch in found for count in batch.counts])
+        return recalls(images, texts, torch.arange(len(images)).repeat_interleave(counts), self.ks)
+
+
+def recalls(images: Tensor, texts: Tensor, owner: Tensor, ks: Sequence[int]) -> dict[str, float]:
+    """recall@k both ways with standard errors; images (n,E), texts (T,E), owner (T,): the image each caption belongs to.
+
+    The captions of one image are not independent of each other: their standard error is that of whole images.
+    """
+    _check(ks, len(images), "images")
+    _check(ks, len(texts), "captions")
+    of_text = {k: torch.zeros(len(texts), dtype=torch.bool) for k in ks}
+    block = max(1, _SCORES // len(images))
+    for start in range(0, len(texts), block):
+        scores = texts[start : start + block] @ images.T  # (b, n)
+        for k, hits in of_text.items():  # each k by its own topk: among equal scores they may choose differently
+            nearest = scores.topk(k, dim=1).indices
+            hits[start : start + block] = (nearest == owner[start : start + block, None]).any(1)
+    of_image = {k: torch.zeros(len(images), dtype=torch.bool) for k in ks}
+    block = max(1, _SCORES // len(texts))
+    for start in range(0, len(images), block):
+        scores = (texts @ images[start : start + block].T).T.contiguous()  # (b, T)
+        numbers = torch.arange(start, start + len(scores))
+        for k, hits in of_image.items():
+            nearest = scores.topk(k, dim=1).indices
+            hits[start : start + block] = (owner[nearest] == numbers[:, None]).any(1)
+    made: dict[str, float] = {}
+    for k in ks:
+        made[f"image_retrieval_recall@{k}"] = of_text[k].double().mean().item()
+        made[f"text_retrieval_recall@{k}"] = of_image[k].double().mean().item()
+    for k in ks:
+        made[f"image_retrieval_recall@{k}_stderr"] = grouped_stderr(of_text[k], owner)
+        made[f"text_retrieval_recall@{k}_stderr"] = grouped_stderr(of_image[k], torch.arange(len(images)))
+    return made
+
+
+def _check(ks: Sequence[int], there: int, what: str) -> None:
+    if max(ks) > there:
+        raise UserError(f"--recall_k {max(ks)}: there are only {there} {what} to find; give {there} at most.")

@@ -1,0 +1,164 @@
+"""The command line: quick help, exact flags, and mistakes answered in one line with the nearest word."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import tokensieve
+from tokensieve import cli
+from tokensieve.cli import main, parse
+from tokensieve.errors import UserError
+
+
+def refused(*argv: str) -> str:
+    with pytest.raises(UserError) as caught:
+        parse(argv)
+    return str(caught.value)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom tokensieve.cli import main\n"
+        "try:\n    main(['eval', '--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "print([m for m in ('torch', 'open_clip', 'transformers', 'numpy', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "--enable_pruning" in done.stdout
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "tokensieve", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"tokensieve {tokensieve.__version__}\n")
+    done = subprocess.run([sys.executable, "-m", "tokensieve", "evla"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Did you mean 'eval'" in done.stderr
+
+
+def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture) -> None:
+    assert main([]) == 0
+    assert "COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["eval", "build", "methods", "bench", "train"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0 and command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["buidl", "x"], "Did you mean 'build'"),
+        (["eval", "--enable_prunning"], "Did you mean '--enable_pruning'"),
+        (["eval", "--batch_sise=4"], "Did you mean '--batch_size'"),
+        (["eval", "--batch", "4"], "'--batch'"),  # no abbreviations: a new flag must not change what one means
+        (["eval", "surprise"], "'surprise'"),
+        (["--enable_pruning"], "'--enable_pruning'"),
+        (["eval", "--task", "zeroshot_clasification"], "Did you mean 'zeroshot_classification'"),
+        (["eval", "--model_type", "open_clap"], "Did you mean 'open_clip'"),
+        (["eval", "--batch_size", "0"], "at least 1"),
+        (["eval", "--batch_size", "many"], "not a whole number"),
+        (["eval", "--num_workers", "-1"], "at least 0"),
+        (["eval", "--limit", "0"], "at least 1"),
+        (["eval", "--normalize", "maybe"], "neither True nor False"),
+        (["eval", "--max_broken", "2"], "from 0 to 1"),
+        (["eval", "--max_broken", "half"], "not a number"),
+        (["eval", "--dataset"], "expected at least one argument"),
+        (["eval", "--val_split", "a", "--val_proportion", "0.1"], "not allowed with"),
+        (["build"], "files"),
+        (["train"], "CONFIG"),
+    ],
+)
+def test_mistakes(argv: list[str], says: str) -> None:
+    message = refused(*argv)
+    assert says in message and "\n" not in message
+
+
+def test_lists_and_values_of_eval() -> None:
+    line = (
+        "eval --dataset a b --model m1 m2 --pretrained p1 p2 --language en de --plan anchor@6(k=10,m=50) "
+        "--compare random:60 tome@*:-8 --recall_k 1 5 10 --load_clfs x y --normalize False --num_workers 0 --quiet"
+    )
+    args = parse(line.split())
+    assert (args.dataset, args.model, args.pretrained, args.language) == (["a", "b"], ["m1", "m2"], ["p1", "p2"], ["en", "de"])
+    assert (args.plan, args.compare) == ("anchor@6(k=10,m=50)", ["random:60", "tome@*:-8"])
+    assert (args.recall_k, args.load_clfs, args.num_workers) == ([1, 5, 10], ["x", "y"], 0)
+    assert args.normalize is False and args.verbose is False
+
+
+@pytest.mark.parametrize(("word", "means"), [("True", True), ("1", True), ("False", False), ("false", False), ("0", False)])
+def test_normalize_means_what_it_says(word: str, means: bool) -> None:
+    assert parse(["eval", "--normalize", word]).normalize is means
+
+
+def test_amp_is_undecided_until_the_device_is_known() -> None:
+    assert [parse(["eval", *flags]).amp for flags in ([], ["--amp"], ["--no_amp"])] == [None, True, False]
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture) -> None:
+    for argv in (["build", "nowhere.json", "--debug"], ["--debug", "build", "nowhere.json"]):
+        assert main(argv) == 2
+        said = capsys.readouterr().err
+        assert "Traceback" in said and said.splitlines()[-1].startswith("tokensieve: error: cannot read nowhere.json")
+    assert main(["build", "nowhere.json"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "dispatch", interrupted)
+    assert main(["methods"]) == 130
+
+
+def test_methods_lists_every_method(capsys: pytest.CaptureFixture) -> None:
+    assert main(["methods"]) == 0
+    said = capsys.readouterr().out
+    for method in tokensieve.list_methods():
+        assert f"{method.name:<10} {method.summary}\n" in said
+    assert "alpha=0.5" in said and "attention" in said
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "tokensieve", "methods"], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_bench_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokensieve.measuring import vision
+
+    got: dict = {}
+    monkeypatch.setattr(vision, "run", lambda *values, **named: got.update(values=values, **named))
+    flags = (
+        "--model M --pretrained P --plan a b --batch_size 1 4 --repeats 3 --device cpu --output o.json --image_size 64 --quiet"
+    )
+    assert main(["bench", *flags.split()]) == 0
+    assert got["values"] == ("M", "P", ["a", "b"], [1, 4], 3, "cpu", "o.json", True)
+    assert got["image_size"] == 64
+
+
+def test_bench_runs(tiny_clip: SimpleNamespace, tmp_path: Path) -> None:
+    flags = ["--plan", "random:6", "--batch_size", "2", "--repeats", "2", "--output", str(tmp_path / "bench.json"), "--quiet"]
+    assert main(["bench", "--model", tiny_clip.name, *flags]) == 0
+    assert json.loads((tmp_path / "bench.json").read_text())["rows"][0]["plan"] == "random:6"
+
+
+def test_train_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokensieve import training
+
+    got: dict = {}
+    monkeypatch.setattr(training, "run", lambda *values, **named: got.update(values=values, **named))
+    assert main(["train", "c.yaml", "--resume", "--output", "out", "--quiet"]) == 0
+    assert got == {"values": ("c.yaml",), "resume": True, "quiet": True, "output": "out"}

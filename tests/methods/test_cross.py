@@ -1,0 +1,207 @@
+"""The pruner heads: the formula, soft masks that become hard, gradients through a frozen decoder, no look at the answer."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tokensieve
+from tests.support import vlm_models
+from tokensieve import UserError
+from tokensieve.core import Question
+from tokensieve.cutting.handle import Handle
+from tokensieve.methods.cross import Heads, cross, sparsity
+from tokensieve.plan import Plan
+from tokensieve.testing import make_view
+
+LAYERS, KEEP = (1, 3, 5), (20, 12, 6)
+PLAN = "cross@llm.1,3,5"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return vlm_models.llava().requires_grad_(False)
+
+
+@pytest.fixture
+def heads():
+    torch.manual_seed(2)
+    part = Heads(width=32, layers=LAYERS, d_internal=16, heads=4, keep=KEEP, arriving=36)
+    with torch.no_grad():  # as initialised, the logits of one layer are nearly equal
+        for head in part.layer.values():
+            head.out.weight.mul_(30)
+    return part
+
+
+BATCH = vlm_models.prompts(words=(5, 9))
+
+
+def slow_logit(head, token, size, words):
+    """One token's logit by loops over heads and words."""
+    v = head.vision(head.vision_norm(token)) + head.size.weight[:, 0] * size.log()
+    said = [head.nothing[0, 0], *(head.question(head.question_norm(word)) for word in words)]
+    d = len(v) // head.heads
+    heard, odds = [], []
+    for h in range(head.heads):
+        part = slice(h * d, (h + 1) * d)
+        share = torch.stack([head.q(v)[part] @ head.k(word)[part] / math.sqrt(d) for word in said]).softmax(0)
+        heard.append(sum(w * head.v(word)[part] for w, word in zip(share, said, strict=True)))
+        odds.append(((1 - share[0]) / len(words) / share[0]).log())
+    h = head.norm(v + head.o(torch.cat(heard)))
+    return head.out(F.gelu(head.hidden(h)))[0] + head.gain * sum(odds) / head.heads
+
+
+@torch.no_grad()
+def test_the_logits_are_those_of_the_formula(heads):
+    view = replace(make_view(merged=True), part=heads, place="llm.3")
+    logits = heads(view)
+    for b in range(3):
+        words = view.question.tokens[b][view.question.mask[b]]
+        for i in (0, 5, 23):
+            torch.testing.assert_close(logits[b, i], slow_logit(heads.layer["3"], view.tokens[b, i], view.sizes[b, i], words))
+    padded = Question(view.question.tokens.masked_fill(~view.question.mask[..., None], 9.0), view.question.mask)
+    torch.testing.assert_close(heads(replace(view, question=padded)), logits)
+    assert heads(replace(view, question=Question(padded.tokens, torch.zeros_like(padded.mask)))).isfinite().all()
+
+
+def test_probabilities_in_training_a_choice_in_use(heads):
+    view = replace(make_view(), part=heads.eval(), place="llm.1")
+    logits = heads(view)
+    hard = cross(view, 7)
+    assert hard.soft is None and hard.index.tolist() == [sorted(row) for row in logits.topk(7).indices.tolist()]
+    heads.soft = True
+    heads.temperature.fill_(0.5)
+    torch.testing.assert_close(cross(view, 7).soft, (logits / 0.5).sigmoid())
+    heads.train()
+    noisy = cross(view, 7)
+    u = view.noise()
+    torch.testing.assert_close(noisy.soft, ((logits + u.log() - (1 - u).log()) / 0.5).sigmoid())
+    assert torch.equal(noisy.soft, cross(view, 7).soft) and noisy.k == view.n
+    assert not torch.equal(noisy.soft, cross(replace(view, samples=view.samples + 9), 7).soft)
+
+
+def test_it_begins_with_the_right_numbers():
+    part = Heads(width=32, layers=LAYERS, d_internal=16, keep=KEEP, arriving=36).eval()
+    part.soft, stays = True, 1.0
+    for layer, keep in zip(LAYERS, KEEP, strict=True):
+        view = replace(make_view(grid=(6, 6)), part=part, place=f"llm.{layer}")
+        stays = stays * cross(view, keep).soft
+        assert float(stays.detach().sum(-1).mean()) == pytest.approx(keep, rel=0.15)
+
+
+class Decided(Heads):
+    """Heads whose logits are +scale for the tokens that the hard path would keep and -scale for the others, at every layer."""
+
+    def forward(self, view):
+        logits = super().forward(view)
+        if not self.soft:
+            return logits
+        if view.place == self.places()[0]:
+            self.alive = torch.ones_like(logits, dtype=torch.bool)
+        best = logits.masked_fill(~self.alive, -torch.inf).topk(self.budget(view.place)).indices
+        self.alive = torch.zeros_like(self.alive).scatter(1, best, True)
+        return self.scale * torch.where(self.alive, 1.0, -1.0)
+
+
+@torch.no_grad()
+def test_as_the_masks_go_to_0_or_1_the_soft_path_becomes_the_hard_one(model, heads):
+    part = Decided(**heads.settings)
+    part.load_state_dict(heads.state_dict())
+    part.eval()
+    text = BATCH["attention_mask"].bool() & (BATCH["input_ids"] != vlm_models.IMAGE)
+    with tokensieve.apply(model, PLAN, weights={"cross": part}) as handle:
+        hard = model(**BATCH).logits[text]
+        assert [row.tokens_out for row in handle.ledger] == list(KEEP)
+        part.soft, errors = True, []
+        for part.scale in (1.0, 3.0, 10.0, 40.0):
+            errors.append(float((model(**BATCH).logits[text] - hard).abs().max()))
+        assert [row.tokens_out for row in handle.ledger] == [36, 36, 36]
+    assert errors[0] > errors[1] > errors[2] and errors[3] < 2e-4 < 0.1 < errors[0], errors
+    full = model(**BATCH).logits[text]
+    assert (full - hard).abs().max() > 0.1  # there was something to lose
+
+
+@torch.no_grad()
+def test_generation_goes_through_soft_masks_too(model, heads):
+    part = Decided(**heads.settings)
+    part.load_state_dict(heads.state_dict())
+    part.eval()
+    with tokensieve.apply(model, PLAN, weights={"cross": part}):
+        hard = model.generate(**BATCH, max_new_tokens=6, do_sample=False)
+        part.soft, part.scale = True, 40.0
+        assert torch.equal(model.generate(**BATCH, max_new_tokens=6, do_sample=False), hard)
+
+
+def test_every_weight_of_every_head_learns_through_the_frozen_decoder(model, heads):
+    handle = Handle(model, Plan.parse(f"pool@out:30 + {PLAN}"), parts={"cross": heads.train()})  # some tokens stand for two
+    with handle:
+        model(**BATCH).logits[:, -1].square().mean().backward()
+    for name, parameter in heads.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert [name for name, _ in handle.soft] == ["llm.1", "llm.3", "llm.5"]
+
+
+@pytest.mark.parametrize("rest", ["drop", "merge"])
+def test_steps_on_the_hard_path_drop_and_learn(model, heads, rest):
+    """Without noise they are the hard path; with noise another choice; every weight of every head learns either way."""
+    text = BATCH["attention_mask"].bool() & (BATCH["input_ids"] != vlm_models.IMAGE)
+    plan = f"pool@out:30 + {PLAN}(rest={rest})"
+    with torch.no_grad(), tokensieve.apply(model, plan, weights={"cross": heads.eval()}) as handle:
+        hard = model(**BATCH).logits[text]
+        assert [row.tokens_out for row in handle.ledger] == [30, *KEEP]
+    heads.train()
+    heads.straight = True
+    heads.temperature.fill_(1e-6)
+    with tokensieve.apply(model, plan, weights={"cross": heads}) as handle:
+        straight = model(**BATCH).logits[text]
+        assert [row.tokens_out for row in handle.ledger] == [30, *KEEP]
+    torch.testing.assert_close(straight, hard, atol=1e-4, rtol=1e-4)
+    straight.square().mean().backward()
+    for name, parameter in heads.named_parameters():
+        assert parameter.grad is not None and (parameter.grad.abs().max() > 0 or name.endswith("out.bias")), name
+    heads.temperature.fill_(1.0)
+    with torch.no_grad(), tokensieve.apply(model, plan, weights={"cross": heads}):
+        assert not torch.allclose(model(**BATCH).logits[text], hard, atol=1e-2)
+
+
+@torch.no_grad()
+def test_the_answer_is_not_looked_at(model, heads):
+    ids = BATCH["input_ids"].clone()
+    question = BATCH["attention_mask"].bool() & (ids != vlm_models.IMAGE)
+    question[:, -3:] = False  # the last three tokens are the answer
+    other = ids.clone()
+    other[:, -3:] = (other[:, -3:] + 5) % 60 + 1
+    seen = []
+    for told in (ids, other):
+        handle = Handle(model, Plan.parse(PLAN), context={"question": question}, parts={"cross": heads.train()})
+        handle.samples = torch.arange(2)
+        with handle:
+            model(**BATCH | {"input_ids": told})
+        seen.append(torch.stack([made.soft for _, made in handle.soft]))
+    assert torch.equal(*seen)
+
+
+def test_sparsity_is_the_relative_error_of_each_image_and_has_a_gradient():
+    soft = torch.tensor([[0.5, 0.5, 1.0, 0.0], [1.0, 1.0, 1.0, 1.0]], requires_grad=True)
+    loss = sparsity(soft, 2)
+    assert loss.item() == pytest.approx((0.0 + 1.0) / 2)
+    loss.backward()
+    assert (soft.grad[1] > 0).all()
+
+
+def test_places_and_budgets(model, heads):
+    with tokensieve.apply(model, "cross@llm.1,3:50%", weights={"cross": heads.eval()}) as handle, torch.no_grad():
+        model(**BATCH)
+    assert [(row.layer, row.tokens_out) for row in handle.ledger] == [("llm.1", 18), ("llm.3", 9)]
+    with pytest.raises(UserError, match=r"llm\.2.*@llm\.1, @llm\.3, @llm\.5"):
+        tokensieve.apply(model, "cross@llm.2:10", weights={"cross": heads})
+    again = Heads(**heads.settings)
+    again.load_state_dict(heads.state_dict())
+    assert again.settings == heads.settings
+    with pytest.raises(UserError, match="cannot be divided"):
+        Heads(width=32, d_internal=10, heads=4)
+    with pytest.raises(UserError, match="one count for each layer"):
+        Heads(width=32, layers=(1, 2), keep=(3,))

@@ -1,0 +1,91 @@
+"""Every registered method passes the conformance checks; the checks themselves find what they are for."""
+
+import pytest
+import torch
+
+from tokensieve import Reduction, UserError, list_methods
+from tokensieve.methods.controls import cells, centres
+from tokensieve.methods.registry import REGISTRY, describe, method
+from tokensieve.scoring import top
+from tokensieve.testing import check_method, decide, make_view
+
+
+@pytest.mark.parametrize("name", [m.name for m in list_methods()])
+def test_conforms(name):
+    check_method(name)
+
+
+def test_registry_names_are_file_worthy_and_described():
+    for m in list_methods():
+        assert m.name == m.decide.__name__ and m.summary
+    assert {"anchor", "none", "random", "grid", "pool"} <= set(REGISTRY)
+
+
+def test_a_new_method_is_one_function():
+    try:
+
+        @method(summary="largest norm first")
+        def norm_of_tokens(view, keep, *, power: float = 1.0):
+            return Reduction.keep(top(view.tokens.float().norm(dim=-1) ** power, keep), view.n)
+
+        check_method("norm_of_tokens")
+        from tokensieve import Plan
+
+        assert str(Plan.parse("norm_of_tokens@2:50%(power=2.0)")) == "norm_of_tokens@2:50%(power=2.0)"
+    finally:
+        REGISTRY.pop("norm_of_tokens", None)
+
+
+def test_a_taken_name_is_refused():
+    with pytest.raises(UserError, match="registered already"):
+
+        @method(summary="another")
+        def grid(view, keep):
+            return Reduction.keep(torch.zeros(1, 1, dtype=torch.long), view.n)
+
+
+def first_image_for_all(view, keep):
+    """The trap: one image's choice for the whole batch."""
+    return Reduction.keep(top(view.tokens.float().norm(dim=-1)[:1], keep).expand(len(view.tokens), -1), view.n)
+
+
+def one_too_many(view, keep):
+    return Reduction.keep(top(view.tokens.float().norm(dim=-1), min(keep + 1, view.n)), view.n)
+
+
+def not_repeatable(view, keep):
+    return Reduction.keep(top(torch.rand(view.tokens.shape[:2]), keep), view.n)
+
+
+def unweighted_sum(view, keep):
+    chosen = top(view.tokens.float().norm(dim=-1), keep)
+    return Reduction(index=chosen, n=view.n, weight=torch.ones(len(chosen), keep, view.n), sizes=torch.ones(len(chosen), keep))
+
+
+@pytest.mark.parametrize("bad", [first_image_for_all, one_too_many, not_repeatable, unweighted_sum], ids=lambda f: f.__name__)
+def test_the_checks_find(bad):
+    with pytest.raises(AssertionError):
+        check_method(describe(bad, selects=bad is not unweighted_sum))
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (16, 8), (7, 7), (1, 9), (9, 1)])
+def test_cells_partition_the_image(grid):
+    n = grid[0] * grid[1]
+    for keep in range(1, n + 1):
+        cell = cells(grid, n, keep)
+        counts = cell.bincount(minlength=keep)
+        assert len(counts) == keep and (counts > 0).all()
+        middle = centres(grid, cell, keep)
+        assert torch.equal(cell[middle], torch.arange(keep))
+
+
+def test_cells_of_an_even_split_are_equal_squares():
+    assert cells((4, 4), 16, 4).reshape(4, 4).tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
+
+
+def test_random_differs_between_images_and_seeds():
+    view = make_view(batch=8)
+    chosen = decide(REGISTRY["random"], view, 8).index
+    assert len({tuple(row) for row in chosen.tolist()}) > 1
+    view.seed = 5
+    assert not torch.equal(chosen, decide(REGISTRY["random"], view, 8).index)

@@ -1,0 +1,268 @@
+"""SDTPS: its formulas against slow ones, its traps, its shapes, and its place among the methods."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import tokensieve
+from tokensieve.core import View
+from tokensieve.errors import UserError
+from tokensieve.methods.sdtps import Sdtps, TokenAggregation, TokenSparse, sdtps
+from tokensieve.reid.build import build
+from tokensieve.reid.model import Settings
+from tokensieve.testing import check_method
+
+MODALITIES = ("RGB", "NI", "TI")
+
+
+def view_of(tokens: Tensor, own: Tensor, part: Sdtps, **context: object) -> View:
+    return View(tokens, own[:, None], grid=None, part=part, context=context)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scaled(cosines: list[float]) -> list[float]:
+    low, high = min(cosines), max(cosines)
+    return [(c - low) / (high - low) for c in cosines]
+
+
+def slow_scores(sparse: TokenSparse, tokens: Tensor, own: Tensor, others: list[Tensor]) -> list[float]:
+    """s of one image, patch by patch, as the formulas are written: two other modalities."""
+
+    def cos(a: Tensor, b: Tensor) -> float:
+        return float((a @ b) / (a.norm() * b.norm()))
+
+    s_im = scaled([cos(v, own) for v in tokens])
+    s_m2, s_m3 = ([*scaled([cos(v, other) for v in tokens])] for other in others)
+    s_p = [1 / (1 + math.exp(-float(sparse.score_predictor(v)))) for v in tokens]
+    beta = sparse.beta
+    return [(1 - 2 * beta) * p + beta * (m2 + m3 + 2 * im) for p, m2, m3, im in zip(s_p, s_m2, s_m3, s_im, strict=True)]
+
+
+@torch.no_grad()
+def test_scores_selection_and_extra_token_are_the_formulas() -> None:
+    sparse = TokenSparse(dim=16, beta=0.2).eval()
+    tokens, own, others = drawn(2, 10, 16), drawn(2, 16, seed=1), drawn(2, 2, 16, seed=2)
+    made = sparse(tokens, own, others)
+    for b in range(2):
+        scores = slow_scores(sparse, tokens[b], own[b], list(others[b]))
+        torch.testing.assert_close(made.scores[b], torch.tensor(scores))
+        best = sorted(sorted(range(10), key=lambda i: -scores[i])[:5])
+        assert made.index[b].tolist() == best
+        left = [i for i in range(10) if i not in best]
+        total = sum(math.exp(scores[i]) for i in left)
+        extra = sum(math.exp(scores[i]) / total * tokens[b, i] for i in left)
+        torch.testing.assert_close(made.extra_token[b, 0], extra)
+        torch.testing.assert_close(made.select_tokens[b], tokens[b, best])
+        assert made.score_mask[b].tolist() == [float(i in best) for i in range(10)]
+
+
+@torch.no_grad()
+def test_aggregation_is_the_formula() -> None:
+    aggregate = TokenAggregation(dim=20, keeped_patches=3, dim_ratio=0.2).eval()
+    aggregate.scale.fill_(1.7)
+    tokens = drawn(2, 6, 20)
+    made = aggregate(tokens)
+    for b in range(2):
+        logits = 1.7 * aggregate.weight(tokens[b])  # (6, 3)
+        for j in range(3):
+            powers = [math.exp(float(logits[i, j])) for i in range(6)]
+            expected = sum(power / sum(powers) * tokens[b, i] for i, power in enumerate(powers))
+            torch.testing.assert_close(made[b, j], expected)
+
+
+def test_names_and_defaults_of_the_published_modules() -> None:
+    made = TokenAggregation(dim=512, keeped_patches=26, dim_ratio=0.2)
+    assert [tuple(p.shape) for p in made.weight.parameters()][2:] == [(102, 512), (102,), (26, 102), (26,)]
+    assert made.scale.shape == (1, 1, 1) and tokensieve.TokenAggregation is TokenAggregation
+    assert TokenAggregation()(drawn(2, 64, 512)).shape == (2, 26, 512)
+    assert tokensieve.TokenSparse()(drawn(2, 128, 512), drawn(2, 512)).select_tokens.shape == (2, 64, 512)
+
+
+@pytest.mark.parametrize(("patches", "selected", "left"), [(128, 64, 26), (196, 98, 40), (77, 39, 16), (50, 25, 11), (6, 3, 2)])
+def test_counts(patches: int, selected: int, left: int) -> None:
+    part = Sdtps(16, patches).eval()
+    tokens = drawn(2, patches, 16)
+    reduction = sdtps(view_of(tokens, drawn(2, 16, seed=1), part), part.budget("out"))
+    assert part.budget("out") == left and reduction.anchors is not None
+    assert reduction.apply(tokens).shape == (2, left, 16) and reduction.anchors.shape == (2, selected)
+
+
+@torch.no_grad()
+def test_the_method_is_both_modules_one_after_the_other() -> None:
+    part = Sdtps(16, 20).eval()
+    tokens, own = drawn(3, 20, 16), drawn(3, 16, seed=1)
+    sparse, aggregate = part.weights_of("")
+    found = sparse(tokens, own)
+    expected = torch.cat([aggregate(found.select_tokens), found.extra_token], dim=1)
+    torch.testing.assert_close(sdtps(view_of(tokens, own, part), part.keep).apply(tokens), expected)
+
+
+@torch.no_grad()
+def test_other_modalities_guide_wherever_they_come_from() -> None:
+    part = Sdtps(16, 20, modalities=MODALITIES).eval()
+    tokens, own = drawn(6, 20, 16), drawn(6, 16, seed=1)  # two objects, modality after modality
+    together = sdtps(view_of(tokens, own, part, modalities=MODALITIES), part.keep)
+    for m, name in enumerate(MODALITIES):
+        rows = slice(2 * m, 2 * m + 2)
+        others = torch.stack([own[2 * o : 2 * o + 2] for o in range(3) if o != m], dim=1)  # (B, 2, D)
+        alone = sdtps(view_of(tokens[rows], own[rows], part, modalities=(name,), others=others), part.keep)
+        torch.testing.assert_close(alone.as_weight(), together.as_weight()[rows])
+        nobody = sdtps(view_of(tokens[rows], own[rows], part, modalities=(name,)), part.keep)
+        assert nobody.scores is not None and alone.scores is not None and not torch.allclose(nobody.scores, alone.scores)
+
+
+@torch.no_grad()
+def test_one_other_modality_counts_for_two() -> None:
+    sparse = TokenSparse(dim=16)
+    tokens, own, other = drawn(2, 10, 16), drawn(2, 16, seed=1), drawn(2, 1, 16, seed=2)
+    torch.testing.assert_close(sparse.score(tokens, own, other), sparse.score(tokens, own, other.repeat(1, 2, 1)))
+
+
+@pytest.mark.parametrize("gumbel", [False, True])
+def test_every_weight_learns(gumbel: bool) -> None:
+    """With Gumbel and without it, from the first step; the score's MLP also through the choice alone."""
+    part = Sdtps(16, 32, gumbel=gumbel).train()
+    tokens = drawn(2, 32, 16)
+    reduction = sdtps(view_of(tokens, drawn(2, 16, seed=1), part), part.keep)
+    made = reduction.apply(tokens)
+    (made[:, :-1] * drawn(2, part.keep - 1, 16, seed=2)).sum().backward()  # not through the extra token
+    for name, parameter in part.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("gumbel", [False, True])
+def test_gradients_stay_bounded(gumbel: bool) -> None:
+    """The mask (1 - D) * 1e10 on the logits would make them some 1e10 times as large."""
+    torch.manual_seed(0)
+    part = Sdtps(16, 32, gumbel=gumbel).train()
+    for seed in range(5):
+        tokens = (10 * drawn(2, 32, 16, seed=seed)).requires_grad_()
+        reduction = sdtps(view_of(tokens, drawn(2, 16, seed=1), part), part.keep)
+        part.zero_grad()
+        reduction.apply(tokens).square().mean().backward()
+        gradients = [p.grad for p in part.parameters() if p.grad is not None] + [tokens.grad]
+        assert all(float(g.abs().max()) < 1e3 for g in gradients if g is not None)
+
+
+@pytest.mark.slow
+def test_training_improves_the_choice() -> None:
+    """The pooled tokens shall be near what four informative patches say: the scores of those rise, with either gate."""
+    for gumbel in (False, True):
+        torch.manual_seed(0)
+        part = Sdtps(8, 16, beta=0.0, gumbel=gumbel).train()
+        rate = torch.optim.Adam(part.parameters(), lr=0.02)
+        marked = torch.tensor([1, 5, 8, 14])
+        kept = []
+        for step in range(100):
+            tokens = 0.3 * drawn(16, 16, 8, seed=step)
+            tokens[:, marked, 0] += 2.0  # what is wanted is in these
+            view = View(tokens, tokens.mean(1, keepdim=True), grid=None, part=part, seed=step)
+            reduction = sdtps(view, part.keep)
+            assert reduction.anchors is not None
+            pooled = reduction.apply(tokens)[:, :-1].mean(1)
+            loss = (pooled[:, 0] - 2.0).square().mean()
+            rate.zero_grad()
+            loss.backward()
+            rate.step()
+            kept.append(float(torch.isin(reduction.anchors, marked).float().sum(1).mean()))
+        assert sum(kept[-10:]) / 10 > max(3.5, sum(kept[:10]) / 10), gumbel
+
+
+def test_the_decision_is_hard_forward_and_soft_backward() -> None:
+    sparse = TokenSparse(dim=8, use_gumbel=True, tau=0.7).train()
+    tokens, noise = drawn(2, 12, 8), torch.rand(2, 12, generator=torch.Generator().manual_seed(3))
+    made = sparse(tokens, drawn(2, 8, seed=1), noise=noise)
+    assert set(made.score_mask.unique().tolist()) == {0.0, 1.0}
+    toward = drawn(2, 12, seed=4)
+    (slope,) = torch.autograd.grad((made.score_mask * toward).sum(), made.scores, retain_graph=True)
+    scores = made.scores.detach().requires_grad_()
+    gumbel = -(-noise.clamp(1e-6, 1 - 1e-6).log()).log()
+    (6 * ((scores + gumbel) / 0.7).softmax(-1) * toward).sum().backward()  # 6 of 12 are kept
+    torch.testing.assert_close(slope, scores.grad)
+
+
+def test_noise_is_of_training_only() -> None:
+    """It is in the slope of the decision; what goes on is decided by the scores alone."""
+    part = Sdtps(8, 16, gumbel=True)
+    tokens, own, toward = drawn(2, 16, 8), drawn(2, 8, seed=1), drawn(2, 16, 8, seed=2)[:, : part.keep]
+
+    def slope(seed: int) -> tuple[Tensor, Tensor]:
+        part.zero_grad()
+        made = sdtps(View(tokens, own[:, None], grid=None, part=part, seed=seed), part.keep).apply(tokens)
+        (made * toward).sum().backward()
+        gradient = part.sparse["all"].score_predictor[0].weight.grad  # type: ignore[index,union-attr]
+        return made.detach(), gradient.clone()  # type: ignore[union-attr]
+
+    part.train()
+    (made, first), (again, other) = slope(0), slope(1)
+    assert torch.equal(made, again) and not torch.allclose(first, other)
+    part.eval()
+    (made, first), (again, other) = slope(0), slope(1)
+    assert torch.equal(made, again) and torch.equal(first, other)
+
+
+def test_equal_patches_do_no_harm() -> None:
+    part = Sdtps(8, 16).train()
+    tokens = torch.ones(2, 16, 8, requires_grad=True)
+    made = sdtps(view_of(tokens, torch.ones(2, 8), part), part.keep).apply(tokens)
+    made.sum().backward()
+    assert torch.isfinite(made).all() and torch.isfinite(tokens.grad).all()  # type: ignore[arg-type]
+
+
+def test_mistakes_are_told() -> None:
+    part = Sdtps(8, 20, modalities=MODALITIES)
+    view = view_of(drawn(2, 20, 8), drawn(2, 8), part)
+    with pytest.raises(UserError, match="which modality"):
+        sdtps(view, part.keep)
+    with pytest.raises(UserError, match="not the same number"):
+        sdtps(view_of(drawn(4, 20, 8), drawn(4, 8), part, modalities=MODALITIES), part.keep)
+    with pytest.raises(UserError, match="write sdtps:5"):
+        sdtps(view, 7)
+    with pytest.raises(UserError, match="leave no token"):
+        Sdtps(8, 3)
+    for wrong in ({"sparse_ratio": 0.0}, {"sparse_ratio": 1.0}, {"beta": 0.7}, {"tau": 0.0}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            TokenSparse(8, **wrong)
+
+
+def test_it_keeps_to_the_contract_of_methods() -> None:
+    check_method("sdtps")
+
+
+def test_on_a_stock_model_with_the_others_in_the_context() -> None:
+    """Three passes of one tower, each told of the other modalities' global features."""
+    import timm
+
+    model = timm.create_model(
+        "vit_tiny_patch16_224", img_size=(64, 32), patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=0
+    ).eval()
+    part = Sdtps(32, 32, modalities=MODALITIES).eval()
+    images, others = drawn(2, 3, 64, 32), drawn(2, 2, 32, seed=1)
+    context = {"modalities": ("NI",), "others": others}
+    with torch.no_grad(), tokensieve.apply(model, "sdtps@1", weights={"sdtps": part}, context=context) as handle:
+        model(images)
+    assert [(row.tokens_in, row.tokens_out) for row in handle.ledger] == [(32, part.keep)]
+
+
+def test_a_square_count_is_not_needed_to_know_the_class_token() -> None:
+    """16 x 8 = 128 patches, 129 tokens: the one more is CLS, whatever the root of 128 is."""
+    settings = Settings(
+        "timm",
+        "vit_tiny_patch16_224",
+        (128, 64),
+        arguments={"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
+        plan="sdtps@out",
+    )
+    model = build(settings).eval()
+    assert model.grid == (16, 8)
+    with torch.no_grad(), tokensieve.apply(model, model.plan) as handle:
+        model.encode({name: drawn(2, 3, 128, 64) for name in MODALITIES})
+    assert [(row.tokens_in, row.tokens_out) for row in handle.ledger] == [(128, 26)]
+    assert handle.kept is not None and handle.kept.shape == (6, 26)

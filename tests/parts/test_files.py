@@ -1,0 +1,210 @@
+"""Trained parts in files: kept, checked, found, and refused in one line where they do not fit."""
+
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tokensieve
+from tests.support import vlm_models
+from tokensieve import Plan, UserError
+from tokensieve.methods.learned import Scorer
+from tokensieve.methods.registry import get_method
+from tokensieve.models import loading
+from tokensieve.models.registry import open_tower
+from tokensieve.parts import files as part_files
+from tokensieve.parts import resolve, signature
+from tokensieve.testing import fresh_part
+
+METHOD = get_method("learned")
+IMAGES = torch.randn(3, 3, 112, 112, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return loading.load("sieve-vit-8", "scenes-v1").model.requires_grad_(False)
+
+
+@pytest.fixture
+def scorer():
+    return fresh_part(METHOD, 128)
+
+
+def feature(model, plan, part):
+    with tokensieve.apply(model, plan, weights={"learned": part}) as handle:
+        return model.encode_image(IMAGES), handle
+
+
+def test_saved_and_loaded_weights_choose_the_same(model, scorer, tmp_path):
+    part_files.save_part(tmp_path / "learned.safetensors", "learned", scorer, model, {"plans": ["learned@4:32"]})
+    assert part_files.read_about(tmp_path / "learned.safetensors")["trained"] == {"plans": ["learned@4:32"]}
+    with torch.no_grad():
+        one, first = feature(model, "learned@4:32", scorer)
+        for weights in (tmp_path, tmp_path / "learned.safetensors", [str(tmp_path / "learned.safetensors")]):
+            with tokensieve.apply(model, "learned@4:32", weights=weights) as handle:
+                assert torch.equal(model.encode_image(IMAGES), one) and torch.equal(handle.kept, first.kept)
+    assert (
+        resolve.fingerprint(handle.parts)
+        == resolve.fingerprint({"learned": scorer})
+        != resolve.fingerprint({"learned": Scorer(128)})
+    )
+    assert resolve.fingerprint({}) is None
+
+
+def test_the_shipped_weights_are_for_the_shipped_model_alone(model):
+    other = loading.load("sieve-vit-8", "").model
+    assert set(resolve.load_parts(Plan.parse("learned@4:32"), model)) == {"learned"}
+    with pytest.raises(UserError, match=r"learned needs trained weights: --weights FILE, made by tokensieve train configs/"):
+        resolve.load_parts(Plan.parse("learned@4:32"), other)
+    assert resolve.load_parts(Plan.parse("anchor@4:32"), other) == {}
+
+
+def made(tmp_path, model, scorer):
+    path = tmp_path / "part.safetensors"
+    part_files.save_part(path, "learned", scorer, model, {"model": "one"})
+    return path
+
+
+def refused(model, weights, plan="learned@4:32"):
+    with pytest.raises(UserError) as caught:
+        resolve.load_parts(Plan.parse(plan), model, weights)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_no_part_is_refused_in_one_line(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    (tmp_path / "cut.safetensors").write_bytes(path.read_bytes()[:5000])
+    assert "damaged" in refused(model, tmp_path / "cut.safetensors")
+    (tmp_path / "pickled.pt").write_bytes(pickle.dumps({"a": 1}))
+    assert "not a safetensors file" in refused(model, tmp_path / "pickled.pt")
+    torch.save(scorer.state_dict(), tmp_path / "saved.pt")
+    assert "not a safetensors file" in refused(model, tmp_path / "saved.pt")
+    save_file(load_file(path), tmp_path / "bare.safetensors")
+    assert "not the trained part of a method" in refused(model, tmp_path / "bare.safetensors")
+    assert "no file" in refused(model, tmp_path / "nowhere.safetensors")
+    (tmp_path / "empty").mkdir()
+    assert "no .safetensors file" in refused(model, tmp_path / "empty")
+
+
+def test_a_flipped_bit_is_found(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    raw = bytearray(path.read_bytes())
+    raw[-1000] ^= 1
+    path.write_bytes(raw)
+    assert "damaged, its tensors are not those that were saved" in refused(model, path)
+
+
+@pytest.mark.parametrize("key", ["method", "settings", "tower", "sha256", "trained"])
+def test_a_header_that_lacks_something_says_what(model, scorer, tmp_path, key):
+    path = made(tmp_path, model, scorer)
+    about = {name: value for name, value in part_files.read_about(path).items() if name != key}
+    save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps(about)})
+    assert f"its header does not say {key};" in refused(model, path)
+    save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps([about])})
+    assert "not the trained part of a method" in refused(model, path)
+
+
+def test_what_does_not_fit_is_refused_in_one_line(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    assert "does not use it" in refused(model, path, "anchor@4:32")
+    assert "another of the files" in refused(model, [path, path])
+    assert "not a Scorer" in refused(model, {"learned": torch.nn.Linear(1, 1)})
+    assert "no method" in refused(model, {"lerned": scorer})
+    assert "not a trained method" in refused(model, {"anchor": scorer})
+    with torch.no_grad():
+        scorer.out.weight[0, 0] = float("nan")
+    assert "NaN" in refused(model, made(tmp_path, model, scorer))
+    del scorer.token
+    assert "another version" in refused(model, made(tmp_path, model, scorer))
+
+
+def test_weights_for_another_width_are_refused(model, scorer, tmp_path, tiny_clip):
+    other = loading.load(tiny_clip.name, tiny_clip.weights).model
+    width = signature.width(open_tower(other))
+    assert width != 128
+    told = refused(other, made(tmp_path, model, scorer), "learned@1:5")
+    assert "width 128 (one)" in told and str(width) in told
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+
+
+def test_weights_that_were_trained_on_another_model_are_refused(model, scorer, tmp_path):
+    """The width fits, the model does not; a module that a user hands over is used all the same."""
+    path, other = made(tmp_path, model, scorer), loading.load("sieve-vit-8", "").model
+    told = refused(other, path)
+    assert "was trained on one, and this model" in told and "tokensieve train configs/learned_selector.yaml" in told
+    assert resolve.load_parts(Plan.parse("learned@4:32"), other, {"learned": scorer})["learned"] is scorer
+
+
+def test_number_formats_do_not_make_another_model(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    for kind in (torch.float16, torch.bfloat16, torch.float64):
+        held = loading.load("sieve-vit-8", "scenes-v1").model.to(kind)
+        assert set(resolve.load_parts(Plan.parse("learned@4:32"), held, path)) == {"learned"}
+
+
+def test_what_cannot_be_signed_is_not_compared():
+    plain, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    quantised = torch.nn.Module()
+    quantised.weight = torch.nn.Parameter(torch.zeros(3, 3, dtype=torch.int8), requires_grad=False)
+    signed = signature.signature([plain, quantised, torch.nn.Linear(3, 3, device="meta")])
+    by_hand = sum(p.double().square().sum().item() for p in plain.parameters()) ** 0.5
+    assert signed[0] == pytest.approx(by_hand, abs=1e-4) and signed[1:] == [None, None]
+    assert signature.same({"tower": [1.0, None]}, {"tower": [1.0, 5.0]})
+    assert not signature.same({"tower": signature.signature([plain])}, {"tower": signature.signature([other])})
+    assert not signature.same({"tower": [1.0]}, {"tower": [1.0, 5.0]})
+
+
+def test_a_vlm_is_signed_with_its_decoder_and_each_place_has_its_width(tmp_path):
+    vlm = vlm_models.llava()
+    signed = signature.origin(vlm)
+    assert len(signed["tower"]) == 3 and len(signed["decoder"]) == 6  # it takes the tokens before the tower's last block
+    at_out, in_llm = fresh_part(METHOD, 24), fresh_part(METHOD, 32)
+    for part, plan, wrong in ((at_out, "learned@out:5", "learned@llm.2:5"), (in_llm, "learned@llm.2:5", "learned@out:5")):
+        part_files.save_part(tmp_path / "x.safetensors", "learned", part, vlm, {"model": "tiny"})
+        assert set(resolve.load_parts(Plan.parse(plan), vlm, tmp_path / "x.safetensors")) == {"learned"}
+        for weights in (tmp_path / "x.safetensors", {"learned": part}):
+            told = refused(vlm, weights, wrong)
+            assert f"width {part.settings['width']}" in told and f"{wrong} sees tokens of width" in told
+    with torch.no_grad():
+        vlm.model.language_model.layers[2].mlp.up_proj.weight.mul_(2)
+    assert "is another or has other weights" in refused(vlm, tmp_path / "x.safetensors", "learned@llm.2:5")
+    tower = vlm.model.vision_tower
+    part_files.save_part(tmp_path / "x.safetensors", "learned", at_out, vlm, {})
+    assert "is another" in refused(tower, tmp_path / "x.safetensors", "learned@2:5")
+
+
+def test_what_a_plan_does_not_use_is_left_aside(model, scorer, tmp_path, monkeypatch):
+    """So that one folder serves several plans; but weights that no step uses are a mistake."""
+
+    class Other(Scorer):
+        pass
+
+    another = tokensieve.methods.describe(lambda view, keep: None, part=Other)
+    monkeypatch.setitem(tokensieve.methods.registry.REGISTRY, "another", another)
+    both = {"learned": scorer, "another": Other(width=128)}
+    assert resolve.load_parts(Plan.parse("learned@4:32"), model, both) == {"learned": scorer}
+    assert "does not use it" in refused(model, {"another": Other(width=128)})
+
+
+def test_a_header_whose_settings_build_no_module_is_refused(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    about = part_files.read_about(path)
+    for settings, told in (({"width": 128, "depth": 3}, "another version of learned"), ({"width": "128"}, "settings.width")):
+        changed = json.dumps({**about, "settings": settings})
+        save_file(load_file(path), tmp_path / "x.safetensors", metadata={part_files.HEADER: changed})
+        assert told in refused(model, tmp_path / "x.safetensors")
+
+
+def test_a_header_of_the_first_version_still_loads(model, scorer, tmp_path):
+    """It had the width in place of the settings."""
+    path = made(tmp_path, model, scorer)
+    about = part_files.read_about(path)
+    about["width"] = about.pop("settings")["width"]
+    save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps(about)})
+    loaded = resolve.load_parts(Plan.parse("learned@4:32"), model, path)["learned"]
+    assert part_files.checksum(loaded) == part_files.checksum(scorer)

@@ -1,0 +1,141 @@
+"""Checkpoints: whole or not there, and never silently changed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.states import same
+from tokensieve.training import checkpoint, random_state
+
+STATE = {
+    "model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(3)},
+    "optimizer": {"state": {0: {"step": 4}, 1: {"velocity": torch.ones(2)}}, "betas": (0.9, 0.98)},
+    "nothing": None,
+    "list": [1, "two", True],
+}
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    checkpoint.save(tmp_path / "a run, with ünicode", 7, STATE)
+    found, broken = checkpoint.latest(tmp_path / "a run, with ünicode")
+    assert found is not None and found.step == 7 and not broken
+    assert same(found.state, STATE)
+
+
+def test_the_last_two_are_kept(tmp_path):
+    for step in (1, 2, 3, 10):
+        checkpoint.save(tmp_path, step, {"x": torch.tensor(step)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
+
+
+def test_state_dicts_go_with_their_checkpoints_and_those_of_others_stay(tmp_path):
+    mine = {"maker": {"weight": torch.ones(2)}}
+    for name in ("maker_step_7.pt", "teacher_step_1.pt"):
+        (tmp_path / name).write_text("another's")
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {}, mine)
+    left = {path.name for path in tmp_path.glob("*.pt")}
+    assert left == {"maker_step_2.pt", "maker_step_3.pt", "maker_step_7.pt", "teacher_step_1.pt"}
+
+
+def test_no_run_no_checkpoint(tmp_path):
+    assert checkpoint.latest(tmp_path / "nowhere") == (None, [])
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "harm", [_flip, lambda p: p.write_bytes(p.read_bytes()[:-4]), lambda p: p.unlink(), lambda p: p.write_bytes(b"")]
+)
+def test_a_harmed_file_is_noticed_and_the_one_before_is_taken(tmp_path, name, harm):
+    checkpoint.save(tmp_path, 1, {"x": torch.tensor([1.0])})
+    checkpoint.save(tmp_path, 2, {"x": torch.tensor([2.0])})
+    if name == "manifest.json" and harm is _flip:  # its last byte is a line end: change a hash instead
+        path = tmp_path / "step-00000002" / name
+        digests = json.loads(path.read_text())
+        path.write_text(json.dumps({key: value[::-1] for key, value in digests.items()}))
+    else:
+        harm(tmp_path / "step-00000002" / name)
+    found, broken = checkpoint.latest(tmp_path)
+    assert found is not None and found.step == 1 and found.state["x"].item() == 1
+    assert len(broken) == 1 and "step-00000002" in str(broken[0])
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    checkpoint.save(tmp_path, 1, {"x": torch.tensor([1.0])})
+    folder = tmp_path / "step-00000001"
+    torch.save({"x": 1}, folder / "tensors.safetensors")
+    digests = {name: checkpoint._digest(folder / name) for name in ("tensors.safetensors", "state.json")}
+    (folder / "manifest.json").write_text(json.dumps(digests))
+    with pytest.raises(checkpoint.BrokenCheckpoint):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_not_written(tmp_path, bad):
+    checkpoint.save(tmp_path, 1, {"x": torch.tensor([1.0])})
+    with pytest.raises(FloatingPointError, match="x"):
+        checkpoint.save(tmp_path, 2, {"x": torch.tensor([1.0, bad])})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def in_a_fork(work) -> int:
+    """The exit code of `work` done in a process of its own (negative: the signal that ended it)."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+@pytest.mark.parametrize("moment", ["save_file", "_digest", "_sync"])
+def test_killed_while_saving_leaves_the_one_before(tmp_path, monkeypatch, moment):
+    """SIGKILL right before the tensors, the hashes or the syncing: whatever lies there is not taken for a checkpoint."""
+    checkpoint.save(tmp_path, 1, {"x": torch.tensor([1.0])})
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        assert in_a_fork(lambda: checkpoint.save(tmp_path, 2, {"x": torch.tensor([2.0])})) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    found, broken = checkpoint.latest(tmp_path)
+    assert found is not None and found.step == 1 and not broken
+    checkpoint.save(tmp_path, 3, {"x": torch.tensor([3.0])})  # and what was left over is cleared away
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
+
+
+def test_disk_full_while_saving_is_an_error_and_leaves_the_one_before(tmp_path):
+    def fill():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        try:
+            checkpoint.save(tmp_path, 2, {"x": torch.zeros(10_000)})
+        except OSError:
+            os._exit(7)
+
+    checkpoint.save(tmp_path, 1, {"x": torch.zeros(10)})
+    assert in_a_fork(fill) == 7
+    found, broken = checkpoint.latest(tmp_path)
+    assert found is not None and found.step == 1 and not broken
+
+
+def test_generators_go_on_where_they_were():
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    state = random_state.generators()
+    drawn = random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item()
+    packed: dict = {}
+    plain = json.loads(json.dumps(checkpoint._pack(state, "", packed)))
+    random_state.restore_generators(checkpoint._unpack(plain, packed))
+    assert (random.random(), np.random.rand(), np.random.randn(), torch.rand(1).item()) == drawn

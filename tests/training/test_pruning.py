@@ -1,0 +1,468 @@
+"""S4's training: what moves and what stays frozen, losses, schedule, resuming, two processes, what it writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import tokensieve
+from tests.support.paths import ROOT
+from tests.support.pruning_worker import gradients, learner, settings, weights
+from tokensieve import UserError, config, training
+from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
+from tokensieve.data import vqa
+from tokensieve.data.images import BrokenImage
+from tokensieve.models.loading import vlm as load_vlm
+from tokensieve.tasks.vqa import answering
+from tokensieve.training import processes
+from tokensieve.training.pruning import batches
+from tokensieve.training.pruning import learner as learner_module
+from tokensieve.training.pruning.batches import NO_ANSWER, Collate
+from tokensieve.training.pruning.discriminator import Discriminator, judge
+from tokensieve.training.pruning.learner import PruningLearner
+
+
+def test_every_weight_learns_the_model_does_not_and_all_is_logged(backbone):
+    made = learner(backbone)
+    assert made.steps == 12 and made.vision_tokens == 49 and str(made.plan) == "merger@out + cross@llm.1,3"
+    stock = {name: value.clone() for name, value in made.model.state_dict().items()}
+    before = {name: value.clone() for name, value in weights(made).items()}
+    told = made.step(0)
+    wanted = "merge_sparsity_loss adv_loss task_loss real_loss fake_loss temperature disc_prob_real disc_prob_fake"
+    assert set(wanted.split()) | {"mask_sparsity_loss", "tokens_llm.1", "tokens_llm.3"} <= set(told)
+    for name, part in made.groups.items():
+        for key, parameter in part.named_parameters():
+            assert parameter.grad is not None and parameter.grad.abs().max() > 0, (name, key)
+    assert all(not torch.equal(value, before[name]) for name, value in weights(made).items() if "temperature" not in name)
+    assert all(torch.equal(value, stock[name]) for name, value in made.model.state_dict().items())
+    assert all(p.grad is None for p in made.model.parameters()) and not made.model.training
+
+
+@pytest.mark.parametrize(
+    "method, groups",
+    [
+        ({"merger_type": "none"}, {"layer_pruners", "discriminator"}),
+        ({"pruning_layers": []}, {"token_merger", "discriminator"}),
+        ({"adv_loss_weight": 0}, {"token_merger", "layer_pruners"}),
+        (
+            {"merger_type": "simple", "distill_loss_weight": 1.0, "hard_share": 1.0},
+            {"token_merger", "layer_pruners", "discriminator"},
+        ),
+    ],
+    ids=["no merger", "no pruners", "no discriminator", "distilled and hard"],
+)
+def test_each_part_can_be_left_out(backbone, method, groups):
+    made = learner(backbone, method=method | ({"target_prune_tokens": [15, 6]}))
+    told = made.step(0)
+    assert set(made.groups) == groups
+    assert ("adv_loss" in told) == ("discriminator" in groups)
+    assert ("merge_sparsity_loss" in told) == ("token_merger" in groups)
+    assert ("mask_sparsity_loss" in told) == ("layer_pruners" in groups)
+    assert ("distill_loss" in told) == bool(method.get("distill_loss_weight"))
+    measured = made.evaluate(1)
+    assert measured["avg_merged_tokens"] == (25 if "token_merger" in groups else 49)
+
+
+def test_the_critic_and_what_it_judges_are_moved_apart(backbone):
+    """The adversarial loss moves merger and heads only, the critic's own losses the critic only."""
+    made = learner(backbone)
+    batch, _ = next(made._loader(0))
+    made._begin(0)
+    gradients = []
+    for weight in (0.0, 1.0):
+        made.goal = made.goal.model_copy(update={"adv_loss_weight": weight})
+        for part in made.groups.values():
+            part.zero_grad()
+        made._learn(batch, 1)
+        gradients.append({name: [p.grad.clone() for p in part.parameters()] for name, part in made.groups.items()})
+    assert all(map(torch.equal, gradients[0]["discriminator"], gradients[1]["discriminator"]))
+    for name in ("token_merger", "layer_pruners"):
+        assert any(not torch.equal(a, b) for a, b in zip(gradients[0][name], gradients[1][name], strict=True))
+
+
+def test_heads_learn_to_leave_as_many_as_they_should(backbone):
+    made = learner(backbone, how={"epochs": 40}, method={"target_prune_tokens": [9, 3], "task_loss_weight": 1.0})
+    made.parts["cross"].layer["1"].out.bias.data.add_(2.0)  # begins with too many
+    told = [made.step(i) for i in range(25)]
+    assert told[0]["tokens_llm.1"] > 14 and told[-1]["mask_sparsity_loss"] < 0.5 * told[0]["mask_sparsity_loss"]
+    assert abs(told[-1]["tokens_llm.1"] - 9) < 3
+
+
+def test_the_discriminator_tells_apart_and_begins_anew():
+    torch.manual_seed(0)
+    critic, words = Discriminator(24, 16), torch.ones(32, 7, dtype=torch.bool)
+    words[:, 5:] = False
+    adam = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    for _ in range(60):
+        real, fake = torch.randn(32, 7, 24) + 0.5 * torch.eye(24)[0] * 4, torch.randn(32, 7, 24)
+        loss = judge(critic(real, words), real=True) + judge(critic(fake, words), real=False)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    assert loss < 0.4
+    other = fake.clone()
+    other[:, 5:] = 9.0
+    assert torch.equal(critic(other, words), critic(fake, words))  # what is no word is not looked at
+    state = torch.get_rng_state()
+    critic.begin_anew(5)
+    first = {name: value.clone() for name, value in critic.state_dict().items()}
+    critic.begin_anew(5)
+    assert all(torch.equal(first[name], value) for name, value in critic.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert judge(critic(real, words), real=True) + judge(critic(fake, words), real=False) > 1.0
+
+
+def test_a_new_discriminator_now_and_then(backbone):
+    made = learner(backbone, method={"disc_reinit_prob": 1.0})
+    made._begin(0)
+    first = made.groups["discriminator"].read.weight.clone()
+    made._begin(1)
+    assert not torch.equal(first, made.groups["discriminator"].read.weight) and not made.optimizers["discriminator"].state
+    made._begin(0)
+    assert torch.equal(first, made.groups["discriminator"].read.weight)
+
+
+def test_the_temperature_falls_over_half_of_the_steps():
+    goal = Pruning()
+    assert [round(goal.at(step, 100), 3) for step in (0, 25, 50, 99)] == [1.0, 0.55, 0.1, 0.1]
+    how = DeepLearning(schedule="cosine", warmup_steps=4)
+    assert [how.rate(step, 24) for step in (0, 3)] == [0.25, 1.0] and how.rate(23, 24) < 0.05 < how.rate(14, 24)
+    assert DeepLearning().rate(7, 9) == 1.0
+
+
+def test_a_batch_knows_question_and_answer(backbone):
+    processor = load_vlm.load(str(backbone)).processor
+    items = [vqa.load("embedded", split="val")[i] for i in (0, 3)]  # of different lengths
+    batch = Collate(processor, "{question}", processor.tokenizer.image_token_id, None)(items, torch.arange(2))
+    words, ids = processor.tokenizer, batch.inputs["input_ids"]
+    assert (ids == words.image_token_id).sum(1).tolist() == [49, 49]
+    for b, item in enumerate(items):
+        said = batch.labels[b] != NO_ANSWER
+        assert words.decode(batch.labels[b][said]) == f"{item.answer} [EOS]"
+        assert torch.equal(ids[b][1:][said[:-1]], batch.labels[b][said])  # each is told by the token before it
+        assert item.question.removesuffix("?") in words.decode(ids[b][batch.question[b]])
+        told = words.decode(ids[b][batch.words[b] & ~batch.question[b]])
+        assert told == f"{item.answer} [EOS]"
+    assert not (batch.question & (ids == words.image_token_id)).any()
+    assert torch.equal(batch.words, batch.inputs["attention_mask"].bool() & (ids != words.image_token_id))
+
+
+def test_the_question_is_the_same_in_training_and_when_asked(backbone):
+    """What heads see in training is what they see when the model generates."""
+    made = learner(backbone)
+    from tokensieve.tasks.vqa.answering import ask
+
+    items = [made.val_data[i] for i in (0, 3)]
+    batch = made.collate(items, torch.arange(2))
+    asked = ask(made.processor, items)
+    text = (asked["input_ids"] != made.model.config.image_token_id) & asked["attention_mask"].bool()
+    for b in range(2):
+        assert torch.equal(asked["input_ids"][b][text[b]], batch.inputs["input_ids"][b][batch.question[b]])
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(backbone, tmp_path):
+    """The tensors of the checkpoint, by way of the disk; with accumulation, new discriminators and other generators moved."""
+    from tokensieve.training import checkpoint
+
+    given = {"how": {"gradient_accumulation_steps": 2}, "method": {"disc_reinit_prob": 0.4}}
+    one = learner(backbone, **given)
+    for step in range(5):
+        one.step(step)
+        if step == 2:
+            checkpoint.save(tmp_path, 3, one.state())
+    torch.manual_seed(77)
+    other = learner(backbone, **given)
+    found, _ = checkpoint.latest(tmp_path)
+    other.restore(found.state)
+    torch.rand(3)
+    for step in (3, 4):
+        other.step(step)
+    assert all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
+    with pytest.raises(UserError, match=r"other values of .*batch_size.*merge_ratio"):
+        learner(backbone, how={"batch_size": 2}, method={"merge_ratio": 0.6}).restore(found.state)
+
+
+def assert_same_gradients(some, others):
+    """To rounding, relative to the largest of each group. (Adam makes steps of one size even out of rounding errors.)"""
+    for name, value in some.items():
+        group = name.split(".")[0]
+        largest = max(float(other.abs().max()) for key, other in some.items() if key.startswith(group))
+        torch.testing.assert_close(value, others[name], atol=2e-5 * largest, rtol=1e-3, msg=name)
+
+
+def test_accumulation_is_a_larger_batch(backbone):
+    ends = []
+    for how in ({"batch_size": 4}, {"batch_size": 2, "gradient_accumulation_steps": 2}):
+        made = learner(backbone, how=how)
+        made.step(0)
+        ends.append(gradients(made))
+    assert_same_gradients(*ends)
+
+
+TWO = """
+import sys, torch
+torch.set_num_threads(1)
+from tests.support.pruning_worker import gradients, learner, weights
+made = learner(sys.argv[1], how={"batch_size": 2})
+for step in range(3):
+    made.step(step)
+    if step == 0 and made.accelerator.is_main_process:
+        torch.save(gradients(made), sys.argv[2])
+mine = torch.cat([value.flatten() for value in weights(made).values()])
+assert torch.equal(made.accelerator.gather(mine).view(2, -1)[0], mine)
+measured = made.evaluate(3)
+assert measured["questions"] == 6, measured
+made.accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_twice_the_batch(backbone, tmp_path):
+    (tmp_path / "two.py").write_text(TWO)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517"]
+    ran = subprocess.run(
+        [*command, str(tmp_path / "two.py"), str(backbone), str(tmp_path / "two.pt")],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    one = learner(backbone, how={"batch_size": 4})
+    one.step(0)
+    assert_same_gradients(gradients(one), torch.load(tmp_path / "two.pt", weights_only=True))
+
+
+def test_a_run_writes_what_was_promised(backbone, tmp_path):
+    run = tmp_path / "run"
+    made = settings(backbone, run, how={"epochs": 1, "evaluate_every": 3})
+    path = tmp_path / "pruning.yaml"
+    path.write_text(yaml.safe_dump(made))
+    told = []
+    training.run(path, quiet=True, report=lambda step, numbers: told.append((step, numbers["accuracy_hard"])))
+    assert [step for step, _ in told] == [3, 6]
+    for name in ("token_merger", "layer_pruners", "discriminator"):
+        state = torch.load(run / "checkpoints" / f"{name}_step_6.pt", weights_only=True)
+        assert all(isinstance(value, torch.Tensor) for value in state.values())
+    assert (run / "logs/training.log").stat().st_size and any((run / "logs/tensorboard").iterdir())
+    result = json.loads((run / "result.json").read_text())
+    wanted = (
+        "accuracy_baseline accuracy_soft accuracy_hard keep_ratio_merge avg_original_tokens avg_merged_tokens llm_flops_cut"
+    )
+    assert set(wanted.split()) <= set(result)
+    assert [result[f"tokens_after_layer_{layer}"] for layer in (1, 3)] == [15, 6]
+    assert result["avg_merged_tokens"] == 25 and result["avg_tokens_over_layers"] == (25 + 15 + 15 + 6) / 4
+    assert 0 < result["llm_flops_cut"] < 1 and result["accuracy_hard"] == max(best for _, best in told)
+
+    loaded = load_vlm.load(str(backbone))
+    item = vqa.load("embedded", split="val")[0]
+    from tokensieve.tasks.vqa.answering import ask
+
+    with tokensieve.apply(loaded.model, "merger@out + cross@llm.1,3", weights=str(run)) as handle:
+        loaded.model.generate(**ask(loaded.processor, [item]), max_new_tokens=2)
+    assert [(row.layer, row.tokens_out) for row in handle.ledger] == [("out", 25), ("llm.1", 15), ("llm.3", 6)]
+    card = json.loads((run / "card.json").read_text())
+    assert card["plan"] == "merger@out + cross@llm.1,3" and card["parameters"]["token_merger"] > 0
+
+
+def test_the_result_is_that_of_the_best_step_with_its_times(backbone, tmp_path, monkeypatch):
+    """Also where the last step was worse; the weights that are written are those of the best one."""
+    run, best = tmp_path / "run", {}
+    made = settings(backbone, run, how={"epochs": 1, "evaluate_every": 3})
+    monkeypatch.setattr(PruningLearner, "_score", lambda self, soft: [float(not best)] * 6)
+
+    def report(step, numbers):
+        best.setdefault(step, numbers["accuracy_hard"])
+
+    training.run(PruningTraining.model_validate(made), quiet=True, report=report)
+    assert best == {3: 1.0, 6: 0.0}
+    result = json.loads((run / "result.json").read_text())
+    assert (result["step"], result["steps"], result["accuracy_hard"]) == (3, 6, 1.0)
+    assert 0 < result["seconds_prefill"] < result["seconds"] and result["seconds_baseline"] > 0
+    assert "training_seconds" in result
+    kept = torch.load(run / "checkpoints/best/layer_pruners_step_3.pt", weights_only=True)
+    from safetensors.torch import load_file
+
+    written = load_file(run / "cross.safetensors")
+    assert all(torch.equal(value, written[name]) for name, value in kept.items())
+
+
+class Holes:
+    """Questions of which some have images that cannot be read; which of them were read."""
+
+    def __init__(self, data, broken):
+        self.data, self.broken, self.fingerprint, self.seen = data, broken, data.fingerprint, []
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise BrokenImage(f"{index}.jpg: damaged")
+        self.seen.append(index)
+        return self.data[index]
+
+
+def test_the_next_question_stands_in_for_one_whose_image_is_broken(backbone, capsys):
+    made = learner(backbone)
+    order = np.random.default_rng([0, 0, 8]).permutation(24).tolist()
+    made.train_data = Holes(made.train_data, {order[1], order[2]})
+    with pytest.raises(UserError, match=r"2 images could not be read, the last \d+\.jpg: damaged; of the 48 .* 1 may be so"):
+        made.step(0)
+    data = made.config.dataset_settings.model_copy(update={"max_broken": 0.05})
+    made.config = made.config.model_copy(update={"dataset_settings": data})
+    made.broken, made._batches = 0, None
+    made.train_data.seen.clear()
+    made.step(0)
+    assert made.train_data.seen == [order[i] for i in (0, 3, 3, 3)] and made.state()["broken"] == 2
+    assert "another question takes its place" in capsys.readouterr().err
+    made.train_data.broken, made._batches = set(range(24)), None
+    with pytest.raises(UserError, match="could not be read"):
+        made.step(1)
+
+
+def test_validation_questions_that_cannot_be_asked_are_wrong_and_counted(backbone, monkeypatch):
+    made = learner(backbone)
+    made.val_data = Holes(made.val_data, {0})
+    monkeypatch.setattr(learner_module, "soft_score", lambda answer, answers: 1.0)
+    told = made.evaluate(3)
+    assert told["unreadable"] == 1 and told["questions"] == 6 and told["accuracy_hard"] == pytest.approx(5 / 6)
+    made.val_data.broken, made.answered = {0, 1}, {}
+    with pytest.raises(UserError, match="2 of 6 validation images could not be read; 1 may be so"):
+        made.evaluate(3)
+
+
+def test_questions_are_asked_as_they_are_read_and_of_images_as_large_as_in_training(backbone, monkeypatch):
+    made = learner(backbone, how={"eval_batch_size": 2}, method={"image_max_size": 64})
+    made.val_data = Holes(made.val_data, set())
+    read = []
+
+    def ask(processor, items, template):
+        read.append(len(made.val_data.seen))
+        assert {item.image.size for item in items} == {(64, 64)}
+        return asked(processor, items, template)
+
+    asked = answering.ask
+    monkeypatch.setattr(answering, "ask", ask)
+    made._score(soft=None)
+    assert read == [2, 4, 6]
+
+
+def test_a_run_is_not_resumed_with_other_data_or_another_model(backbone):
+    made = learner(backbone)
+    state = made.state()
+    made.val_data.fingerprint = "other"
+    with pytest.raises(UserError, match=r"other values of fingerprints\.val;"):
+        made.restore(state)
+
+
+def test_what_is_odd_about_the_data_is_told(backbone, capsys, monkeypatch):
+    monkeypatch.setattr(vqa.SceneQuestions, "check", lambda self, allowed: [f"{self.split}: odd, {allowed}"])
+    batches.read_data(PruningTraining.model_validate(settings(backbone)))
+    assert capsys.readouterr().err == "train: odd, 0.01\nval: odd, 0.01\n"
+
+
+def test_the_device_of_the_file_is_taken_or_refused(monkeypatch):
+    for name in ("cuda:99", "cpux"):
+        with pytest.raises(UserError, match=f"trainer_settings.dl_settings.device: .*{name}.*"):
+            processes.start_accelerator(name, "no", 1, "trainer_settings.dl_settings.device")
+    monkeypatch.setattr(processes, "find_device", lambda name, rank: torch.device(name))
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    processes.start_accelerator("cuda:1", "no", 1, "device")
+    assert chosen == [torch.device("cuda:1")]
+    for key, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(UserError, match="cuda:1 would be that of all 2 processes; write cuda"):
+        processes.start_accelerator("cuda:1", "no", 1, "device")
+
+
+def test_the_flops_are_those_of_the_language_model(backbone):
+    """Counted by hand: products of matrices and of attention, for tokens that are there at each layer."""
+    made = learner(backbone, method={"pruning_layers": [], "merger_type": "simple"})
+    cost = made._costs()
+    batch = made.collate([made.val_data[0]], torch.zeros(1, dtype=torch.long))
+    text = int(batch.words.sum())
+
+    def by_hand(tokens):
+        return 4 * (2 * tokens * (4 * 24 * 24 + 3 * 24 * 32) + 4 * tokens * tokens * 24) / 1e9
+
+    made.parts["merger"].eval()
+    assert cost["llm_gflops_baseline"] == pytest.approx(by_hand(text + 49), rel=0.02)
+    assert cost["llm_gflops"] == pytest.approx(by_hand(text + 25), rel=0.02)
+
+
+def test_all_that_the_model_cannot_do_is_told_at_once(backbone):
+    with pytest.raises(UserError) as told:
+        learner(
+            backbone,
+            method={
+                "pruning_layers": [2, 4, 31],
+                "target_prune_tokens": [48, 20, 6],
+                "target_merge_tokens": 30,
+                "max_vision_tokens": 40,
+            },
+        )
+    message = str(told.value)
+    assert "[4, 31] beyond the language model's 4 layers; allowed are 0 to 3" in message
+    assert "target_merge_tokens: 30 and merge_ratio: 0.5 (25 of 49 tokens) contradict" in message
+    assert "48 are more than the 30 tokens that arrive there" in message
+    assert "max_vision_tokens: 40" in message
+    (told,) = Pruning(target_merge_tokens=77, pruning_layers=()).check_counts(49, 4)
+    assert told == "target_merge_tokens: 77 are more than the 49 vision tokens of an image"
+    (told,) = Pruning(merge_ratio=1.0, pruning_layers=()).check_counts(49, 4)
+    assert told.startswith("merge_ratio: leaves all 49 vision tokens")
+    (told,) = Pruning(pruning_layers=(1,), target_prune_tokens=(25,)).check_counts(49, 4)
+    assert told.startswith("target_prune_tokens: 25 are all the tokens that arrive there")
+    with pytest.raises(UserError, match="warmup_steps: 12 is not less than the 12 steps"):
+        learner(backbone, how={"warmup_steps": 12})
+    with pytest.raises(UserError, match="24 training questions are less than a step of 32"):
+        learner(backbone, how={"batch_size": 32})
+
+
+@pytest.mark.parametrize(
+    "section, given, told",
+    [
+        ("method_settings", {"pruning_layers": [3, 1]}, r"\[3, 1\] do not ascend; for example \[1, 3\]"),
+        ("method_settings", {"target_prune_tokens": [6, 15]}, "do not descend"),
+        ("method_settings", {"target_prune_tokens": [6]}, "1 counts for 2 pruning layers"),
+        ("method_settings", {"pruner_d_internal": 18}, "cannot be divided among 4 heads"),
+        ("method_settings", {"temperature_min": 2.0}, "above the temperature"),
+        ("method_settings", {"merger_type": "none", "pruning_layers": []}, "nothing to train"),
+        ("method_settings", {"merger_typ": "simple"}, "merger_type"),
+        ("backbone_settings", {"attn_implementation": "flash_attention_2"}, "sdpa"),
+        ("dataset_settings", {"name": "vqav2", "train": {"questions": "q.json"}}, "annotations and images"),
+    ],
+)
+def test_a_file_that_makes_no_sense(backbone, tmp_path, section, given, told):
+    made = settings(backbone)
+    made[section] |= given
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(made))
+    with pytest.raises(UserError, match=told):
+        config.load(path)
+
+
+def test_files_that_are_missing_are_all_named(backbone):
+    files = {"questions": "no/questions.json", "annotations": "no/annotations.json", "images": "no/images"}
+    data = {"name": "vqav2", "train": files, "val": files}
+    with pytest.raises(UserError, match=r"dataset_settings\.train: .*no/questions\.json.*dataset_settings\.val: "):
+        batches.read_data(PruningTraining.model_validate(settings(backbone) | {"dataset_settings": data}))
+
+
+def test_the_files_that_ship_are_whole():
+    large = config.load(ROOT / "configs/vision_token_pruning.yaml")
+    goal, how = large.method_settings, large.trainer_settings.dl_settings
+    assert not goal.check_counts(576, 32) and goal.merged(576) == 288 and goal.pruning_layers == (10, 20, 31)
+    assert (how.epochs, how.batch_size, how.optimizers.token_merger.lr, how.optimizers.discriminator.lr) == (1, 12, 2e-5, 5e-4)
+    assert (goal.task_loss_weight, goal.adv_loss_weight, goal.merge_sparsity_weight) == (25.0, 1.0, 1e-4)
+    assert (goal.pruner_d_internal, goal.pruner_num_heads, goal.temperature_min) == (512, 4, 0.1)
+    small = config.load(ROOT / "configs/embedded_vlm.yaml")
+    assert not small.method_settings.check_counts(196, 12)
