@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     loaded = loading.load(embedded.MODEL, embedded.PRETRAINED)
-    source = data_registry.build(args.dataset, loaded.transform)
+    source = data_registry.build_source(args.dataset, loaded.transform)
     cpu = torch.device("cpu")
     classifier = zero_shot_classifier(loaded.model, loaded.tokenizer, source.classes, source.templates, cpu, nullcontext)
     with warnings.catch_warnings(), torch.inference_mode():

@@ -71,7 +71,7 @@ def main() -> None:
             with contextlib.redirect_stderr(io.StringIO()):
                 run_classification(loaded.model, classifier, loader, "cpu", amp=False)
 
-        ours = data_registry.build("fer2013", loaded.transform, root=folder, split="test")
+        ours = data_registry.build_source("fer2013", loaded.transform, root=folder, split="test")
 
         def loop(plan: str) -> None:
             arm = evaluate.Arm(loaded.model, Plan.parse(plan), 0, contextlib.nullcontext)
@@ -85,7 +85,7 @@ def main() -> None:
             file = {str(Plan.parse(plan)): Path(folder) / "result.json"}
             job = jobs.Job(args.model, "", "fer2013", "en", "zeroshot_classification", file)
             with contextlib.redirect_stderr(io.StringIO()):
-                say = notices.Speaker()
+                say = notices.WarnOnce()
                 run.run_job(job, [Plan.parse(plan)], loaded, given, torch.device("cpu"), say, show=False)
 
         sieved = whole if args.whole else loop

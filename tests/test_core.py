@@ -36,7 +36,7 @@ def test_then_is_one_after_the_other(first, kind):
     second = (
         selection(3, n=8, seed=1)
         if kind == "index"
-        else merging(3, n=8, seed=1, sizes=first.carry_sizes(None) if first.sizes is not None else None)
+        else merging(3, n=8, seed=1, sizes=first.sizes_after(None) if first.sizes is not None else None)
     )
     x = torch.randn(B, N, 4)
     both = first.then(second)

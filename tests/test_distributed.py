@@ -13,26 +13,26 @@ from typing import Any
 import pytest
 
 from tests.support.processes import alone, environment, free_port, torchrun
-from tokensieve.distributed import World, _first_host, from_environment
+from tokensieve.distributed import Processes, _first_host, from_environment
 from tokensieve.errors import UserError
 
 
 def test_torchrun_is_noticed() -> None:
-    assert from_environment({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == World(1, 4, 1)
+    assert from_environment({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == Processes(1, 4, 1)
 
 
 def test_a_step_of_slurm_is_noticed_and_a_batch_script_is_not() -> None:
     script = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}
-    assert from_environment(script) == World()
+    assert from_environment(script) == Processes()
     step = script | {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "6"}
-    assert from_environment(step) == World(5, 6, 1)
+    assert from_environment(step) == Processes(5, 6, 1)
 
 
 def test_other_launchers_are_believed_when_asked() -> None:
     mpi = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    assert from_environment(mpi) == World()
-    assert from_environment(mpi, asked=True) == World(2, 3, 0)
-    assert from_environment({}, asked=True) == World()
+    assert from_environment(mpi) == Processes()
+    assert from_environment(mpi, asked=True) == Processes(2, 3, 0)
+    assert from_environment({}, asked=True) == Processes()
 
 
 @pytest.mark.parametrize("variables", [{"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}])
@@ -50,9 +50,9 @@ def test_the_first_host_of_a_list(hosts: str, first: str) -> None:
 
 
 def test_alone_everything_stays_here() -> None:
-    here = World()
-    assert here.gather(3) == [3] and here.share("x") == "x" and here.leads
-    with here.first():
+    here = Processes()
+    assert here.gather(3) == [3] and here.broadcast("x") == "x" and here.is_main
+    with here.main_first():
         pass
 
 

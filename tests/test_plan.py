@@ -88,5 +88,5 @@ def test_mistakes_are_named(text, message):
 
 
 def test_budget_and_options_may_agree():
-    assert Plan.parse("anchor@2:60(m=50)").steps[0].spending().count(196) == 60
-    assert Plan.parse("anchor@2(k=3,m=4)").steps[0].spending().count(196) == 7
+    assert Plan.parse("anchor@2:60(m=50)").steps[0].resolved_budget().count(196) == 60
+    assert Plan.parse("anchor@2(k=3,m=4)").steps[0].resolved_budget().count(196) == 7

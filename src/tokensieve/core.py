@@ -53,7 +53,7 @@ class View:
             samples = torch.arange(self.tokens.shape[0], device=self.tokens.device)
         return noise(samples, self.n, self.seed)
 
-    def summary(self) -> Tensor:
+    def global_token(self) -> Tensor:
         """What stands for the whole image, (B, D): the CLS token, without one the mean token."""
         return self.prefix[:, 0] if self.has_cls and self.prefix.shape[1] else self.tokens.mean(1)
 
@@ -71,7 +71,7 @@ class View:
             raise ValueError('A_coarse needs the attention of a block: register the method with needs=("attention",)')
         return self.attention.received()
 
-    def size(self) -> Tensor:
+    def sizes_or_ones(self) -> Tensor:
         """Sizes as numbers, (B, N) float32, ones where nothing was merged yet."""
         if self.sizes is not None:
             return self.sizes
@@ -136,7 +136,7 @@ class Reduction:
         places = torch.arange(self.k, device=self.index.device).expand_as(self.index)
         return self.index.new_full((self.index.shape[0], self.n), -1).scatter_(1, self.index, places)
 
-    def rows(self, index: Tensor) -> Reduction:
+    def select_images(self, index: Tensor) -> Reduction:
         """What is done to these images."""
         parts: dict[str, Any] = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **parts)
@@ -157,7 +157,7 @@ class Reduction:
         index = self.index.reshape(self.index.shape + (1,) * (x.dim() - 2)).expand(-1, -1, *x.shape[2:])
         return torch.zeros_like(x).scatter(1, index, self.apply(x))
 
-    def carry_sizes(self, sizes: Tensor | None) -> Tensor | None:
+    def sizes_after(self, sizes: Tensor | None) -> Tensor | None:
         """The sizes after this reduction of tokens that had these sizes before it; None means one each."""
         if self.sizes is not None:
             return self.sizes
@@ -178,6 +178,6 @@ class Reduction:
             index=self.index.gather(1, other.index),
             n=self.n,
             weight=None if plain else other.as_weight() @ self.as_weight(),
-            sizes=other.carry_sizes(self.sizes),
+            sizes=other.sizes_after(self.sizes),
             scores=self.scores,
         )

@@ -44,7 +44,7 @@ def timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def moved(inputs: Any, device: torch.device) -> Any:
+def to_device(inputs: Any, device: torch.device) -> Any:
     """What a model takes, on the device."""
     if isinstance(inputs, Tensor):
         return inputs.to(device, non_blocking=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from tokensieve.errors import Lost, UserError
+from tokensieve.errors import ProcessLostError, UserError
 
 RANK = ("RANK", "PMI_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 SIZE = ("WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -22,16 +22,16 @@ LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "OMPI_COMM_WORLD
 
 
 @dataclass(frozen=True)
-class World:
+class Processes:
     """The processes of this job and which of them this is."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    patient: Any = None  # the same processes, for waiting without a time-out
+    group_without_timeout: Any = None  # the same processes, for waiting without a time-out
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any] | None:
@@ -40,61 +40,61 @@ class World:
             return [value]
         import torch.distributed as dist
 
-        values: list[Any] | None = [None] * self.size if self.leads else None
-        with together():
+        values: list[Any] | None = [None] * self.size if self.is_main else None
+        with translate_gloo_errors():
             dist.gather_object(value, values)
         return values
 
-    def everyone(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Everybody's value, by rank, in all of them."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.size
-        with together():
+        with translate_gloo_errors():
             dist.all_gather_object(values, value)
         return values
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Process 0's value, in all of them. While it computes, they wait as long as it lives."""
         if self.size == 1:
             return value
         import torch.distributed as dist
 
         box = [value]
-        with together():
-            dist.broadcast_object_list(box, group=self.patient)
+        with translate_gloo_errors():
+            dist.broadcast_object_list(box, group=self.group_without_timeout)
         return box[0]
 
-    def lead(self, work: Callable[[], Any]) -> Any:
+    def run_on_main(self, work: Callable[[], Any]) -> Any:
         """Process 0 does it; what it returns, or the mistake it tells of, is everybody's."""
         if self.size == 1:
             return work()
         made: Any = None
         mistake: str | None = None
-        if self.leads:
+        if self.is_main:
             try:
                 made = work()
             except UserError as error:
                 mistake = str(error)
-        made, mistake = self.share((made, mistake))
+        made, mistake = self.broadcast((made, mistake))
         if mistake is not None:
             raise UserError(mistake)
         return made
 
     @contextmanager
-    def first(self) -> Iterator[None]:
+    def main_first(self) -> Iterator[None]:
         """Process 0 goes first and the others after it, so that a download is done once."""
-        if not self.leads:
-            self.share(None)
+        if not self.is_main:
+            self.broadcast(None)
         yield
-        if self.leads:
-            self.share(None)
+        if self.is_main:
+            self.broadcast(None)
 
 
 @contextmanager
-def world(asked: bool, timeout: int) -> Iterator[World]:
+def join_processes(asked: bool, timeout: int) -> Iterator[Processes]:
     """The processes that torchrun or srun started, joined; with `asked`, also those that other launchers tell of.
 
     timeout: seconds that process 0 may wait for the records of another before the job is given up.
@@ -108,16 +108,16 @@ def world(asked: bool, timeout: int) -> Iterator[World]:
     os.environ.setdefault("MASTER_ADDR", _first_host(os.environ))
     step = 1000 * int(os.environ.get("SLURM_STEP_ID", 0)) + int(os.environ.get("SLURM_JOB_ID", 0))
     os.environ.setdefault("MASTER_PORT", str(20000 + step % 20000))
-    with together():
+    with translate_gloo_errors():
         dist.init_process_group("gloo", rank=found.rank, world_size=found.size, timeout=timedelta(seconds=timeout))
-        patient = dist.new_group(backend="gloo", timeout=timedelta(days=30))
+        group_without_timeout = dist.new_group(backend="gloo", timeout=timedelta(days=30))
     try:
-        yield replace(found, patient=patient)
+        yield replace(found, group_without_timeout=group_without_timeout)
     finally:
         dist.destroy_process_group()
 
 
-def from_environment(variables: Mapping[str, str], asked: bool = False) -> World:
+def from_environment(variables: Mapping[str, str], asked: bool = False) -> Processes:
     """This process by what its launcher says: torchrun's and srun's variables always, others' where asked for.
 
     A batch script under SLURM sees SLURM_NTASKS without being one of several tasks; only a step (srun) is.
@@ -135,9 +135,9 @@ def from_environment(variables: Mapping[str, str], asked: bool = False) -> World
     torchrun = "RANK" in variables and "WORLD_SIZE" in variables
     srun = "SLURM_PROCID" in variables and first(("SLURM_STEP_NUM_TASKS",), 1) > 1
     if not (asked or torchrun or srun):
-        return World()
+        return Processes()
     sizes = ("SLURM_STEP_NUM_TASKS",) if srun and not torchrun else SIZE
-    found = World(first(RANK, 0), first(sizes, 1), first(LOCAL_RANK, 0))
+    found = Processes(first(RANK, 0), first(sizes, 1), first(LOCAL_RANK, 0))
     if not 0 <= found.rank < found.size:
         raise UserError(f"the launcher says process {found.rank} of {found.size}: it must be 0 to {found.size - 1}.")
     return found
@@ -151,10 +151,12 @@ def _first_host(variables: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def translate_gloo_errors() -> Iterator[None]:
     """What goes wrong between processes, in one line."""
     try:
         yield
     except RuntimeError as error:  # gloo's word for a closed connection and for a time-out alike
         reason = " ".join(str(error).split())[:200]
-        raise Lost(f"another process of this job ended or did not answer in time (eval has --timeout): {reason}") from error
+        raise ProcessLostError(
+            f"another process of this job ended or did not answer in time (eval has --timeout): {reason}"
+        ) from error

@@ -26,7 +26,7 @@ class NotFinite(UserError):
     """NaN or infinity where numbers are needed to go on: of the input, or of weights that a training has spoilt."""
 
 
-class Lost(RuntimeError):
+class ProcessLostError(RuntimeError):
     """Another process of the job is gone, so this one cannot go on. The command line prints it in one line and exits with 1."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.provenance import sane
+from tokensieve.provenance import to_json_value
 
 
 def slug(plan: str) -> str:
@@ -23,7 +23,7 @@ def slug(plan: str) -> str:
     return "".join(words.get(letter, letter) for letter in plan)
 
 
-def fill(template: str, flag: str, **names: str) -> str:
+def format_template(template: str, flag: str, **names: str) -> str:
     """A file name template filled in; what is not a name of ours is an error that lists them."""
     try:
         return template.format(**names)
@@ -78,10 +78,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """`write_text` for anything JSON can say, and numbers that are not finite as null."""
-    write_text(path, json.dumps(sane(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(to_json_value(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def move_aside(path: Path) -> Path:
+def back_up(path: Path) -> Path:
     """Rename a file to NAME.1, NAME.2, ... and say so."""
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():

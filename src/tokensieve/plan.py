@@ -118,7 +118,7 @@ class Step:
         """What the method's function gets: its own options, not those of the plumbing."""
         return {name: value for name, value in self.options.items() if not (self.method.selects and name == "rest")}
 
-    def spending(self) -> Budget:
+    def resolved_budget(self) -> Budget:
         """The budget, written or following from the options."""
         if self.budget is not None:
             return self.budget

@@ -14,24 +14,24 @@ from typing import Any
 import tokensieve
 
 
-def sane(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """The same value as JSON can say it: numbers that are not finite become null, tuples become lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): sane(item) for key, item in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [sane(item) for item in value]
+        return [to_json_value(item) for item in value]
     return value
 
 
 def digest(value: Any) -> str:
     """A short fingerprint of anything JSON can say."""
-    text = json.dumps(sane(value), sort_keys=True, ensure_ascii=True)
+    text = json.dumps(to_json_value(value), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def stamp(file: str | Path) -> tuple[int, ...]:
+def file_stat(file: str | Path) -> tuple[int, ...]:
     """Size and time of a file, nothing if it is not there: what changes when its content does, without reading it."""
     try:
         about = os.stat(file)

@@ -18,7 +18,7 @@ RESTS = {
 }
 
 
-def settle(view: View, chosen: Reduction, rest: str) -> Reduction:
+def apply_rest(view: View, chosen: Reduction, rest: str) -> Reduction:
     """A selection and its rest as one reduction ('zero' changes how the selection is applied, not what is selected)."""
     if rest == "zero" or chosen.k == chosen.n:
         return chosen
@@ -37,7 +37,7 @@ def _gated(view: View, chosen: Reduction, settled: Reduction, gate: Tensor) -> R
     """
     rows = settled.weight
     if rows is None:
-        return replace(settled, sizes=view.size().gather(1, settled.index) * gate)
+        return replace(settled, sizes=view.sizes_or_ones().gather(1, settled.index) * gate)
     k = chosen.k
     if settled.k > k:
         instead = rows[:, k:]  # (B, 1, N)
@@ -53,12 +53,12 @@ def _merge(view: View, chosen: Reduction) -> Reduction:
     nearest = cosine(view.tokens, chosen.apply(view.tokens)).argmax(-1)  # (B, N)
     places = torch.arange(chosen.k, device=nearest.device).expand_as(chosen.index)
     groups = nearest.scatter(1, chosen.index, places)  # a kept token joins itself
-    return Reduction.merge(groups, chosen.index, view.size(), chosen.scores)
+    return Reduction.merge(groups, chosen.index, view.sizes_or_ones(), chosen.scores)
 
 
 def _fuse(view: View, chosen: Reduction) -> Reduction:
     """The rest as one token: softmax of its scores, each token counted as often as it stands for patches."""
-    sizes = view.size()
+    sizes = view.sizes_or_ones()
     left = torch.ones_like(sizes).scatter(1, chosen.index, 0.0)  # (B, N), 1 where not chosen
     scores = torch.zeros_like(sizes) if chosen.scores is None else chosen.scores.float()
     share = (scores + (sizes * left).log()).softmax(-1)  # (B, N), 0 where chosen

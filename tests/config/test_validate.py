@@ -42,7 +42,7 @@ def told(tmp_path, text):
     path.write_text(text)
     try:
         config.load(path)
-    except document.Mistakes as mistakes:
+    except document.ConfigErrors as mistakes:
         assert "\n" not in str(mistakes)
         return [line.removeprefix(f"{path}:") for line in mistakes.lines]
     return []

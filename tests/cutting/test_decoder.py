@@ -14,7 +14,7 @@ from torch import Tensor
 import tokensieve
 from tests.support.vlm_models import DECODERS, GRID, IMAGE, llava, prompts, single
 from tokensieve.core import Reduction, View
-from tokensieve.cutting.cache import held
+from tokensieve.cutting.cache import cached_length
 from tokensieve.cutting.handle import Handle
 from tokensieve.errors import PlanWarning, Uncuttable, UserError
 from tokensieve.methods.registry import describe
@@ -130,7 +130,7 @@ def test_every_layer_has_its_own_cache_length() -> None:
     with tokensieve.apply(model, "grid@out:20 + grid@llm.2:10 + grid@llm.4:5"):
         cache = answer(model, batch).past_key_values
     text, new = length - N, 3  # the last of four new tokens was not fed back
-    assert [held(cache, layer) for layer in range(6)] == [text + new + k for k in (20, 20, 10, 10, 5, 5)]
+    assert [cached_length(cache, layer) for layer in range(6)] == [text + new + k for k in (20, 20, 10, 10, 5, 5)]
 
 
 # --- what it computes -------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_the_opened_block_is_the_stock_block(variant):
     for block in open_tower(tower).blocks:
         with torch.no_grad():
             y, seen = block.attend(x)
-            torch.testing.assert_close(block.feed(y), block.module(x), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(block.mlp(y), block.module(x), atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(seen.cls_row(), block.look(x).cls_row())
 
 
@@ -399,7 +399,7 @@ def test_attention_after_a_cut_before_the_first_block_is_of_what_is_left():
         x = torch.cat([x[:, :1], first.apply(x[:, 1:])], dim=1)
         block = open_tower(tower).blocks[0]
         y, seen = block.attend(x)
-        kept = tokensieve.select_tokens_with_scoring(block.feed(y), 2, 3, attention=seen)
+        kept = tokensieve.select_tokens_with_scoring(block.mlp(y), 2, 3, attention=seen)
     assert torch.equal(handle.kept, first.index.gather(1, kept))
 
 

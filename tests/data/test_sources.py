@@ -25,13 +25,13 @@ from tokensieve.errors import UserError
 
 
 def test_names_collections_and_files(tmp_path: Path) -> None:
-    assert data_registry.names(None) == ["embedded"]
+    assert data_registry.dataset_names(None) == ["embedded"]
     (tmp_path / "list.txt").write_text("cifar10\n\n wds/mine \n")
-    assert data_registry.names([str(tmp_path / "list.txt"), "mnist"]) == ["cifar10", "wds/mine", "mnist"]
+    assert data_registry.dataset_names([str(tmp_path / "list.txt"), "mnist"]) == ["cifar10", "wds/mine", "mnist"]
     for collection, members in dataset_collection.items():
-        assert data_registry.names([collection]) == members
+        assert data_registry.dataset_names([collection]) == members
     with pytest.raises(UserError, match=r"no data set 'cifer10'.*Did you mean 'cifar10'"):
-        data_registry.names(["cifer10"])
+        data_registry.dataset_names(["cifer10"])
 
 
 def test_auto_means_the_task_clip_benchmark_means() -> None:
@@ -54,17 +54,17 @@ def read(source: Source, batch_size: int = 4, workers: int = 0) -> tuple[list[to
 
 
 def test_shards_give_the_samples_in_order(shards: Path) -> None:
-    source = data_registry.build("wds/any", to_tensor, root=str(shards))
+    source = data_registry.build_source("wds/any", to_tensor, root=str(shards))
     images, targets, broken = read(source)
     assert source.size is None and source.classes == CLASSES and source.templates == ["a {c} thing.", "a photo in {c}"]
     assert targets == [i % 6 for i in [*range(0, 30, 2), *range(1, 30, 2)]] and not broken
     assert torch.equal(images[1], to_tensor(picture(2, 2)))
-    limited = data_registry.build("wds/any", to_tensor, root=str(shards), limit=5)
+    limited = data_registry.build_source("wds/any", to_tensor, root=str(shards), limit=5)
     assert read(limited, workers=4)[1] == targets[:5]
 
 
 def test_more_workers_than_shards_are_not_started(shards: Path) -> None:
-    source = data_registry.build("wds/any", to_tensor, root=str(shards))
+    source = data_registry.build_source("wds/any", to_tensor, root=str(shards))
     assert source.loader(4, 64).num_workers == min(2, os.cpu_count() or 1)
     assert sorted(read(source, workers=64)[1]) == sorted(i % 6 for i in range(30))
 
@@ -86,7 +86,7 @@ def test_samples_without_image_or_label_and_pickles_are_broken(tmp_path: Path) -
         {"png": image, "cls": b"4", "pyd": evil, "pkl": evil, "pth": evil},
         {"JPG".lower(): image, "cls": b"5"},
     ]
-    source = data_registry.build("wds/any", to_tensor, root=str(write_shards(tmp_path / "d", samples, shards=1)))
+    source = data_registry.build_source("wds/any", to_tensor, root=str(write_shards(tmp_path / "d", samples, shards=1)))
     _, targets, broken = read(source)
     assert targets == [3, 4, 5]
     assert [sample.name[-1] for sample in broken] == ["1", "2", "3", "4"]
@@ -95,7 +95,7 @@ def test_samples_without_image_or_label_and_pickles_are_broken(tmp_path: Path) -
 
 def test_an_image_folder_is_read_through_our_own_way(faces: Path, tmp_path: Path) -> None:
     shutil.copytree(faces, tmp_path / "f")
-    source = data_registry.build("fer2013", to_tensor, root=str(tmp_path / "f"))
+    source = data_registry.build_source("fer2013", to_tensor, root=str(tmp_path / "f"))
     assert (source.size, len(source.classes)) == (28, 7)
     (tmp_path / "f/test/0/2.png").write_bytes(b"")
     images, targets, broken = read(source)
@@ -107,7 +107,7 @@ def test_the_fingerprint_sees_files_names_prompts_and_limit(faces: Path, tmp_pat
     shutil.copytree(faces, tmp_path / "f")
 
     def mark(**options: object) -> str:
-        return data_registry.build("fer2013", to_tensor, root=str(tmp_path / "f"), **options).fingerprint  # type: ignore[arg-type]
+        return data_registry.build_source("fer2013", to_tensor, root=str(tmp_path / "f"), **options).fingerprint  # type: ignore[arg-type]
 
     (tmp_path / "t.json").write_text('{"fer2013": ["just {c}"]}')
     marks = [mark(), mark(limit=3), mark(custom_template_file=str(tmp_path / "t.json"))]
@@ -120,15 +120,15 @@ def test_the_fingerprint_sees_files_names_prompts_and_limit(faces: Path, tmp_pat
 
 
 def test_prompt_files_that_clip_benchmark_ships_are_found_by_name(faces: Path) -> None:
-    source = data_registry.build("fer2013", to_tensor, root=str(faces), custom_template_file="cupl_prompts.json")
+    source = data_registry.build_source("fer2013", to_tensor, root=str(faces), custom_template_file="cupl_prompts.json")
     assert isinstance(source.templates, dict)
 
 
 def test_embedded_scenes_by_name() -> None:
     for name, size in (("embedded", 4000), ("embedded-heldout", 2000)):
-        source = data_registry.build(name, to_tensor)
+        source = data_registry.build_source(name, to_tensor)
         assert source.size == size and len(source.classes) >= 64
-    few = data_registry.build("embedded", to_tensor, limit=3)
+    few = data_registry.build_source("embedded", to_tensor, limit=3)
     assert [tuple(image.shape) for image in read(few)[0]] == [(3, 112, 112)] * 3
 
 
@@ -182,7 +182,7 @@ def test_caption_sets_are_read_as_clip_benchmark_reads_them(name: str, tmp_path:
     captions = write_caption_set(name, tmp_path)
     language = "eng_Latn" if name.endswith("200") else "en"
     task = data_registry.task_of(name)
-    source = data_registry.build(name, to_tensor, root=str(tmp_path), task=task, language=language)
+    source = data_registry.build_source(name, to_tensor, root=str(tmp_path), task=task, language=language)
     theirs = build_dataset(name, root=str(tmp_path), transform=to_tensor, language=language, task=task, download=False)
     (batch,) = source.loader(4, 0)
     assert source.captions and source.size == len(theirs) == 4
@@ -190,7 +190,7 @@ def test_caption_sets_are_read_as_clip_benchmark_reads_them(name: str, tmp_path:
     assert torch.equal(batch.images, torch.stack([theirs[index][0] for index in range(4)]))
 
     write_caption_set(name, tmp_path, broken=2)
-    (batch,) = data_registry.build(name, to_tensor, root=str(tmp_path), task=task, language=language).loader(4, 0)
+    (batch,) = data_registry.build_source(name, to_tensor, root=str(tmp_path), task=task, language=language).loader(4, 0)
     assert batch.targets == [captions[0], captions[1], captions[3]] and batch.samples.tolist() == [0, 1, 3]
     assert [Path(sample.name).name for sample in batch.broken] == ["2.jpg"]
 
@@ -203,7 +203,7 @@ def test_caption_sets_that_are_not_there(name: str, tmp_path: Path, monkeypatch:
         "needs|pip install" if name == "winoground" else r"needs .* no network.*--dataset_root.*embedded-(captions|selection)"
     )
     with pytest.raises(UserError, match=message) as caught:
-        data_registry.build(name, to_tensor, root=str(tmp_path / "none"), task=data_registry.task_of(name))
+        data_registry.build_source(name, to_tensor, root=str(tmp_path / "none"), task=data_registry.task_of(name))
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
@@ -211,10 +211,10 @@ def test_captions_from_a_file_of_ones_own(tmp_path: Path) -> None:
     write_caption_set("flickr8k", tmp_path / "d")
     (tmp_path / "mine.txt").write_text("image,caption\n1.jpg,mine, all mine\n")
     options = {"root": str(tmp_path / "d"), "task": "zeroshot_retrieval"}
-    source = data_registry.build("flickr8k", to_tensor, annotation_file=str(tmp_path / "mine.txt"), **options)
+    source = data_registry.build_source("flickr8k", to_tensor, annotation_file=str(tmp_path / "mine.txt"), **options)
     assert [batch.targets for batch in source.loader(4, 0)] == [[["mine, all mine"]]]
     with pytest.raises(UserError, match=r"--annotation_file nothing.txt: there is no such file"):
-        data_registry.build("flickr8k", to_tensor, annotation_file="nothing.txt", **options)
+        data_registry.build_source("flickr8k", to_tensor, annotation_file="nothing.txt", **options)
 
 
 def test_a_data_set_of_several_images_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_a_data_set_of_several_images_a_sample(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("clip_benchmark.datasets.winoground.WinoGround", lambda root, transform: Pairs())
     monkeypatch.setattr("tokensieve.models.loading.hub.reachable", lambda *hosts: True)
-    source = data_registry.build("winoground", to_tensor, task="image_caption_selection")
+    source = data_registry.build_source("winoground", to_tensor, task="image_caption_selection")
     (batch,) = source.loader(4, 0)
     assert source.captions and batch.images.shape == (3, 2, 3, 4, 4) and batch.targets[2] == ["2 one", "2 two"]
 
@@ -236,21 +236,21 @@ def test_retrieval_shards(tmp_path: Path) -> None:
     samples = [{"png": png(picture(i % 6, i)), "txt": f"number {i}\nit is é {i}".encode()} for i in range(5)]
     samples[2]["txt"] = b""
     root = str(write_shards(tmp_path / "d", samples, shards=1, kind="retrieval"))
-    source = data_registry.build("wds/mine", to_tensor, root=root, task="zeroshot_retrieval")
+    source = data_registry.build_source("wds/mine", to_tensor, root=root, task="zeroshot_retrieval")
     (batch,) = source.loader(8, 0)
     assert source.captions and batch.targets == [[f"number {i}", f"it is é {i}"] for i in (0, 1, 3, 4)]
     assert [sample.reason for sample in batch.broken] == ["ValueError: it has no caption"]
     with pytest.raises(UserError, match=r"wds/mine has captions.*--task zeroshot_retrieval"):
-        data_registry.build("wds/mine", to_tensor, root=root)
+        data_registry.build_source("wds/mine", to_tensor, root=root)
 
 
 def test_tasks_and_data_that_do_not_fit(shards: Path) -> None:
     for name in ("embedded", "cifar10", "wds/any"):
         with pytest.raises(UserError, match=rf"{name} has labels, .*zeroshot_retrieval needs captions.*embedded-captions say"):
-            data_registry.build(name, to_tensor, root=str(shards), task="zeroshot_retrieval")
+            data_registry.build_source(name, to_tensor, root=str(shards), task="zeroshot_retrieval")
     for name in ("embedded-captions", "embedded-selection", "flickr8k"):
         with pytest.raises(UserError, match=rf"{name} has captions, but the task linear_probe needs labels"):
-            data_registry.build(name, to_tensor, task="linear_probe")
+            data_registry.build_source(name, to_tensor, task="linear_probe")
 
 
 def test_labels_without_prompts_are_enough_for_a_linear_probe(tmp_path: Path) -> None:
@@ -258,9 +258,14 @@ def test_labels_without_prompts_are_enough_for_a_linear_probe(tmp_path: Path) ->
     root = write_shards(tmp_path / "d", samples)
     for file in root.glob("*.txt"):
         file.unlink()
-    assert sorted(read(data_registry.build("wds/any", to_tensor, root=str(root), task="linear_probe"))[1]) == [0, 1, 2, 3]
+    assert sorted(read(data_registry.build_source("wds/any", to_tensor, root=str(root), task="linear_probe"))[1]) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     with pytest.raises(UserError, match="no class names"):
-        data_registry.build("wds/any", to_tensor, root=str(root))
+        data_registry.build_source("wds/any", to_tensor, root=str(root))
 
 
 # ------------------------------------------------------------------------------------------- many processes, and parts
@@ -288,13 +293,13 @@ def test_the_ranks_together_read_what_one_process_reads(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     if kind == "stream":
-        source = data_registry.build("wds/any", to_tensor, root=str(spoilt), limit=limit)
+        source = data_registry.build_source("wds/any", to_tensor, root=str(spoilt), limit=limit)
     elif kind == "folder":
         shutil.copytree(faces, tmp_path / "f")
         (tmp_path / "f/test/2/2.png").write_bytes(b"")
-        source = data_registry.build("fer2013", to_tensor, root=str(tmp_path / "f"), limit=limit)
+        source = data_registry.build_source("fer2013", to_tensor, root=str(tmp_path / "f"), limit=limit)
     else:
-        source = data_registry.build("embedded-captions", to_tensor, limit=limit or 21, task="zeroshot_retrieval")
+        source = data_registry.build_source("embedded-captions", to_tensor, limit=limit or 21, task="zeroshot_retrieval")
     alone = [everything(batch) for batch in source.loader(4, workers)]
     assert [batch[0] for batch in alone] == sorted({batch[0] for batch in alone})
     assert sum(len(batch[3]) + len(batch[4]) for batch in alone) == (
@@ -312,7 +317,7 @@ def test_samples_keep_their_numbers(spoilt: Path, monkeypatch: pytest.MonkeyPatc
 
     def numbered(**options: Any) -> dict[int, bytes]:
         workers, size = options.pop("workers", 0), options.pop("size", 4)
-        source = data_registry.build("wds/any", to_tensor, root=str(spoilt), **options)
+        source = data_registry.build_source("wds/any", to_tensor, root=str(spoilt), **options)
         return {
             int(number): image.numpy().tobytes()
             for batch in source.loader(size, workers)
@@ -333,7 +338,7 @@ def test_samples_of_another_rank_are_not_decoded(spoilt: Path) -> None:
         seen.append(image)
         return to_tensor(image)
 
-    source = data_registry.build("wds/any", transform, root=str(spoilt))
+    source = data_registry.build_source("wds/any", transform, root=str(spoilt))
     read_by_both = sum(len(batch.samples) for rank in (0, 1) for batch in source.loader(4, 0, rank=rank, world=2))
     assert read_by_both == len(seen) == 34
 
@@ -352,21 +357,21 @@ def test_every_rank_hears_of_a_damaged_shard() -> None:
 
 
 def test_parts_are_those_of_random_split(faces: Path, shards: Path) -> None:
-    source = data_registry.build("fer2013", to_tensor, root=str(faces), limit=25)
-    first, second = source.divided(0.3, torch.Generator().manual_seed(5))
+    source = data_registry.build_source("fer2013", to_tensor, root=str(faces), limit=25)
+    first, second = source.split(0.3, torch.Generator().manual_seed(5))
     torch.manual_seed(5)
     theirs = torch.utils.data.random_split(range(25), [0.7, 0.3])  # type: ignore[arg-type]
     for part, expected in zip((first, second), theirs, strict=True):
         assert torch.cat([batch.samples for batch in part.loader(4, 0)]).tolist() == list(expected.indices)
-    again = source.divided(0.3, torch.Generator().manual_seed(5))
-    other = source.divided(0.3, torch.Generator().manual_seed(6))
+    again = source.split(0.3, torch.Generator().manual_seed(5))
+    other = source.split(0.3, torch.Generator().manual_seed(6))
     assert again[0].fingerprint == first.fingerprint
     assert len({source.fingerprint, first.fingerprint, second.fingerprint, other[0].fingerprint}) == 4
     for proportion, message in ((0.0, "above 0"), (1.0, "below 1"), (0.001, "leaves nothing")):
         with pytest.raises(UserError, match=message):
-            source.divided(proportion, torch.Generator())
+            source.split(proportion, torch.Generator())
     with pytest.raises(UserError, match="give --val_split"):
-        data_registry.build("wds/any", to_tensor, root=str(shards)).divided(0.5, torch.Generator())
+        data_registry.build_source("wds/any", to_tensor, root=str(shards)).split(0.5, torch.Generator())
 
 
 class Counted(torch.utils.data.IterableDataset):
@@ -383,7 +388,7 @@ class Counted(torch.utils.data.IterableDataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streams_of_other_packages(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clip_benchmark.datasets.builder.build_dataset", lambda name, **options: Counted())
-    source = data_registry.build("tfds/any", to_tensor, root=str(tmp_path))
+    source = data_registry.build_source("tfds/any", to_tensor, root=str(tmp_path))
     alone = [everything(batch) for batch in source.loader(3, workers)]
     ranks = [everything(batch) for rank in (0, 1) for batch in source.loader(3, workers, rank=rank, world=2)]
     assert source.size is None and sorted(ranks) == alone

@@ -188,7 +188,7 @@ def test_later_cuts_are_told_of_the_original_patches(tiny: tuple[Any, Any, torch
 def test_nothing_cut_nothing_told(tiny: tuple[Any, Any, torch.Tensor]) -> None:
     with pytest.warns(UserWarning, match="everything is kept"):
         handle = run_plan(tiny, "anchor@2(k=10,m=50)")
-    band = drawing_band.band(handle, Image.new("RGB", (32, 48)))
+    band = drawing_band.make_band(handle, Image.new("RGB", (32, 48)))
     assert band.stages == [] and band.grid == (6, 4) and band.tokens == "all 24 patch tokens"
     assert "everything is kept" in band.notes[0]
     assert stages.stages(run_plan(tiny, "none")) == []

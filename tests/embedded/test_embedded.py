@@ -23,7 +23,7 @@ from tokensieve.embedded.recipes import tokenizer as embedded_tokenizer
 from tokensieve.embedded.scene_texts import QUESTION_KINDS, ask, caption
 from tokensieve.errors import UserError
 from tokensieve.models.loading import load
-from tokensieve.tasks.captioning.beam_search import Words, write
+from tokensieve.tasks.captioning.beam_search import CaptionTokenizer, write
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_the_captioner_is_open_clips_coca_on_the_clips_own_tower(coca, clip):
 def test_the_captioner_tells_what_is_there(coca):
     data = EmbeddedCaptions("val", transform=coca.transform)
     images = torch.stack([data[i][0] for i in range(24)])
-    words = Words.of(coca.tokenizer)
+    words = CaptionTokenizer.of(coca.tokenizer)
     told = [words.text(ids) for ids in write(coca.model, images, words)]
     assert all(word in embedded_tokenizer.WORDS for text in told for word in text.split())
     shown = [thing for i in range(24) for thing in data.scene(i).objects]

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tokensieve.embedded.people import attributes, body, dataset
 from tokensieve.embedded.people import camera as people_camera
-from tokensieve.embedded.people.canvas import _Canvas
+from tokensieve.embedded.people.canvas import Canvas
 from tokensieve.errors import UserError
 
 
@@ -132,9 +132,9 @@ def test_a_backpack_is_seen_from_behind():
     for view in ("front", "back"):
         pictures = []
         for kind in ("none", "backpack"):
-            canvas = _Canvas()
+            canvas = Canvas()
             pose = body.Pose(view, 0.5, 105, 32, 124, 0)
-            body._Body(canvas, replace(who, bag_kind=kind), pose, 1.0).draw()
+            body.Body(canvas, replace(who, bag_kind=kind), pose, 1.0).draw()
             pictures.append(canvas.pixels)
         changed[view] = (np.abs(pictures[0] - pictures[1]).max(axis=0) > 0.01).sum()
     assert changed["back"] > 3 * changed["front"] > 0

@@ -42,7 +42,7 @@ def result(plan: str = "none", key: str = "a", **changes: object) -> dict:
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:
-    assert provenance.sane({"a": math.nan, "b": [math.inf, 1.5, {"c": -math.inf}], 3: (1, "x")}) == {
+    assert provenance.to_json_value({"a": math.nan, "b": [math.inf, 1.5, {"c": -math.inf}], 3: (1, "x")}) == {
         "a": None,
         "b": [None, 1.5, {"c": None}],
         "3": [1, "x"],

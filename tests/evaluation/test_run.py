@@ -292,7 +292,7 @@ def test_an_arm_leaves_the_model_as_it_was_when_encoding_fails(tiny_clip: Simple
     model, _, _ = tiny_clip.make()
     images = torch.randn(2, 3, 48, 32)
     before = model.encode_image(images)
-    arm = planned_model.Arm(model, Plan.parse("random:6"), 0, torch.no_grad)
+    arm = planned_model.PlannedModel(model, Plan.parse("random:6"), 0, torch.no_grad)
     with pytest.raises(RuntimeError):
         arm(torch.randn(2, 1, 48, 32))  # one channel
     assert torch.equal(model.encode_image(images), before)
@@ -300,7 +300,7 @@ def test_an_arm_leaves_the_model_as_it_was_when_encoding_fails(tiny_clip: Simple
 
 
 def test_speed_leaves_out_the_warm_up_and_the_short_last_batch() -> None:
-    arm = planned_model.Arm(None, Plan.parse("none"), 0, torch.no_grad)
+    arm = planned_model.PlannedModel(None, Plan.parse("none"), 0, torch.no_grad)
     arm.times = [(8, 100.0), (8, 2.0), (8, 4.0), (8, 3.0), (1, 50.0)]
     assert arm.images_per_second() == pytest.approx(8 / 3)
     arm.times = [(8, 4.0)]
@@ -356,8 +356,8 @@ def test_lists_in_files(run: Run, tiny_clip: SimpleNamespace, tmp_path: Path) ->
 
 def test_pretrained_model_pairs_and_collections(run: Run, tiny_clip: SimpleNamespace) -> None:
     assert run("--pretrained_model", f"{tiny_clip.name},{tiny_clip.weights}").results
-    assert loading.pairs(None, None, ["openai"])[0] == ("ViT-B-32", "openai")
-    assert loading.pairs(["a", "b"], ["c", "d"], None) == [("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")]
+    assert loading.model_pairs(None, None, ["openai"])[0] == ("ViT-B-32", "openai")
+    assert loading.model_pairs(["a", "b"], ["c", "d"], None) == [("a", "c"), ("a", "d"), ("b", "c"), ("b", "d")]
     error = run("--pretrained_model", "openia", expect=2).err
     assert "MODEL,WEIGHTS" in error and "Did you mean 'openai'" in error
 
@@ -462,7 +462,7 @@ def test_weights_from_another_folder_are_the_same_weights(tiny_clip: SimpleNames
 
 
 def test_what_libraries_warn_about_in_loading_is_passed_on_once_without_their_log() -> None:
-    with load_errors.remarks() as notes:
+    with load_errors.collect_warnings() as notes:
         for _ in range(2):
             warnings.warn("QuickGELU mismatch", UserWarning, stacklevel=1)
         assert not logging.getLogger().isEnabledFor(logging.WARNING)

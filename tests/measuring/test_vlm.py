@@ -93,14 +93,14 @@ def test_a_clock_that_counts_calls_shows_which_phase_is_which(model):
     try:
         for arm in (None, handle):
             with phases.Meter(vlm, arm, clock) as meter:
-                phases._answer(model, inputs, 4)()
+                phases.generate_answer(model, inputs, 4)()
             assert (meter.tower, meter.selection, meter.prefill, meter.decode) == (0, 0, 100, [100, 100, 100])
     finally:
         hook.remove()
     decide = handle._decide
     handle._decoding.decide = lambda *args: (busy(None), decide(*args))[1]
     with phases.Meter(vlm, handle, clock) as meter:
-        phases._answer(model, inputs, 4)()
+        phases.generate_answer(model, inputs, 4)()
     assert (meter.tower, meter.selection, meter.prefill, meter.decode) == (0, 200, 0, [0, 0, 0])
 
 
@@ -117,7 +117,7 @@ def test_whatever_the_plan_adds_around_the_decoder_is_selection(model, seam):
     wraps = seam in ("_features", "_placeholders", "_generate")
     setattr(handle._decoding, seam, (lambda stock: slow(own(stock))) if wraps else slow(own))
     with phases.Meter(open_vlm(model), handle, lambda: float(len(passed))) as meter:
-        phases._answer(model, generation.prompts(model, 1, 4), 2)()
+        phases.generate_answer(model, generation.prompts(model, 1, 4), 2)()
     assert (meter.tower, meter.selection, meter.prefill) == (0, 100, 0)
 
 
@@ -169,7 +169,7 @@ def test_the_model_and_a_handle_are_left_as_they_were(model):
 def test_an_error_under_measurement_leaves_nothing_behind(model, monkeypatch):
     with tokensieve.apply(model, PLAN) as handle:
         pass
-    monkeypatch.setattr(generation, "_split", lambda *_: 1 / 0)
+    monkeypatch.setattr(generation, "split_phases", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         generation.measure(model, generation.prompts(model, 1, 4), handle, 1, 1)
     assert "forward" not in model.model.language_model.layers[2].__dict__ and not handle._undo
@@ -180,7 +180,7 @@ def test_the_break_even_point_is_found_by_growing_images(model, monkeypatch):
 
     def measured(twin, inputs, plan, repeats, new_tokens, **given):
         size, n = len(inputs["input_ids"]), int((inputs["input_ids"] == vlm_models.IMAGE).sum(1)[0])
-        with torch.no_grad(), phases._fresh(twin, plan, None) as handle:
+        with torch.no_grad(), phases.fresh_handle(twin, plan, None) as handle:
             twin(**inputs)
         seen.append((size, n, handle.ledger[-1].tokens_out))
         ratio = {1: {4: 1.1, 16: 0.9, 36: 1.2, 64: 1.3}, 2: dict.fromkeys((4, 16, 36, 64), 0.8)}[size][n]
@@ -208,18 +208,18 @@ def test_the_break_even_point_is_found_by_growing_images(model, monkeypatch):
 )
 def test_a_plan_in_shares_keeps_on_its_own_model_what_it_kept(model, plan, shares):
     def left(plan):
-        with torch.no_grad(), phases._fresh(model, plan, None) as handle:
+        with torch.no_grad(), phases.fresh_handle(model, plan, None) as handle:
             model(**generation.prompts(model, 1, 4))
         return [row for row in handle.ledger if row.tokens_in > row.tokens_out]
 
-    made = generation.in_shares(open_vlm(model), phases._fresh(model, plan, None))
+    made = generation.in_shares(open_vlm(model), phases.fresh_handle(model, plan, None))
     assert str(made) == shares and left(shares) == left(plan)
 
 
 def test_a_share_of_tokens_keeps_their_count_whatever_they_are_of():
     for n in (7, 196, 576, 12_345):
         for keep in (1, 2, n // 3, n - 1):
-            share = generation._share(keep, n)
+            share = generation.token_share(keep, n)
             assert share.count(n) == keep == Budget.parse(str(share)).count(n)
 
 

@@ -19,7 +19,7 @@ from tokensieve.methods.registry import get_method
 from tokensieve.models import loading
 from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
-from tokensieve.rest import settle
+from tokensieve.rest import apply_rest
 from tokensieve.testing import fresh_part, make_view
 from tokensieve.training import checkpoint, learned_selector, random_state
 
@@ -77,10 +77,10 @@ def test_the_gate_is_exactly_one(scorer, rest):
     view = replace(make_view(width=128), part=scorer.train())
     gated = learned(view, 7)
     assert torch.equal(gated.gate, torch.ones(3, 7))
-    plain = settle(view, replace(gated, gate=None), rest)
-    opened = settle(view, gated, rest)
+    plain = apply_rest(view, replace(gated, gate=None), rest)
+    opened = apply_rest(view, gated, rest)
     assert torch.equal(opened.apply(view.tokens), plain.apply(view.tokens))
-    assert torch.equal(opened.carry_sizes(view.size()), plain.carry_sizes(view.size()))
+    assert torch.equal(opened.sizes_after(view.sizes_or_ones()), plain.sizes_after(view.sizes_or_ones()))
 
 
 def test_a_closed_gate_puts_the_alternative_in_the_tokens_place(scorer):
@@ -88,10 +88,10 @@ def test_a_closed_gate_puts_the_alternative_in_the_tokens_place(scorer):
     view = replace(make_view(width=128), part=scorer.eval())
     chosen = learned(view, 5)
     shut = replace(chosen, gate=torch.zeros(3, 5))
-    assert settle(view, shut, "drop").carry_sizes(None).abs().max() == 0
-    fused = settle(view, shut, "fuse").apply(view.tokens)
+    assert apply_rest(view, shut, "drop").sizes_after(None).abs().max() == 0
+    fused = apply_rest(view, shut, "fuse").apply(view.tokens)
     torch.testing.assert_close(fused[:, :5], fused[:, 5:].expand(-1, 5, -1))
-    merged, plain = settle(view, shut, "merge").apply(view.tokens), settle(view, chosen, "merge").apply(view.tokens)
+    merged, plain = apply_rest(view, shut, "merge").apply(view.tokens), apply_rest(view, chosen, "merge").apply(view.tokens)
     for b in range(3):
         tokens = view.tokens[b, chosen.index[b]]
         for i in range(5):
@@ -292,7 +292,7 @@ def test_the_shipped_weights_beat_training_free_choices(model):
     from tokensieve.data import registry as data_registry
 
     transform = loading.load("sieve-vit-8", "scenes-v1").transform
-    images = next(iter(data_registry.build("embedded", transform, split="val", limit=300).loader(300, 0))).images
+    images = next(iter(data_registry.build_source("embedded", transform, split="val", limit=300).loader(300, 0))).images
     close = {}
     with torch.no_grad():
         full = F.normalize(model.encode_image(images), dim=-1)

@@ -355,9 +355,9 @@ def test_opened_blocks_are_the_stock_blocks(name):
         if "siglip2" in name:
             x, stock = x[:, : patches(name)], stock[:, : patches(name)]
         with torch.no_grad():
-            args, kwargs = block.narrow(None, tuple(args), kwargs)
+            args, kwargs = block.select_inputs(None, tuple(args), kwargs)
             y, _ = block.attend(x, None, *args, **kwargs)
-            torch.testing.assert_close(block.feed(y), stock, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(block.mlp(y), stock, atol=1e-5, rtol=1e-4)
 
 
 # --- cuts -----------------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def test_merged_tokens_count_as_often_as_they_stand_for_patches(name):
     @method(selects=False)
     def joined(view, keep):
         batch = len(view.tokens)
-        return Reduction.merge(groups.expand(batch, -1), first.expand(batch, -1), view.size())
+        return Reduction.merge(groups.expand(batch, -1), first.expand(batch, -1), view.sizes_or_ones())
 
     try:
         full = run(name, model, images)
@@ -711,7 +711,7 @@ def test_the_table_is_made_by_trying_and_is_the_one_in_the_docs(tmp_path, capsys
 
 
 def test_of_vision_language_models_llava_alone_can_be_cut_before_its_decoder():
-    lines = [families.attempt_vlm(example) for example in families.VLM_EXAMPLES[:2]]
+    lines = [families.try_vlm_family(example) for example in families.VLM_EXAMPLES[:2]]
     assert (
         [line.drops for line in lines]
         == [line.merges for line in lines]
@@ -724,7 +724,7 @@ def test_of_vision_language_models_llava_alone_can_be_cut_before_its_decoder():
 
 def test_what_fails_is_shown_with_its_reason():
     example = families.Example("some", lambda: VisionTransformer(**(TIMM | {"global_pool": "prr"})))
-    line = families.attempt(example)
+    line = families.try_family(example)
     assert line.drops == ["@0", "@L", "@L.attn", "@out"] and line.merges == [] and "takes no sizes" in line.why_not()
-    broken = families.attempt(families.Example("other", lambda: nn.Linear(2, 2), name="Linear"))
+    broken = families.try_family(families.Example("other", lambda: nn.Linear(2, 2), name="Linear"))
     assert broken.cells()[4] == "nowhere" and "of no family" in broken.why_not()

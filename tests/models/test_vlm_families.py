@@ -10,7 +10,7 @@ from torch import Tensor
 
 import tokensieve
 from tests.support.vlm_models import IMAGE, relative
-from tokensieve.cutting.cache import held
+from tokensieve.cutting.cache import cached_length
 from tokensieve.errors import Uncuttable
 from tokensieve.models.registry import open_vlm
 
@@ -38,7 +38,7 @@ def test_images_of_different_sizes_are_cut_each_to_its_share(family: str) -> Non
         assert torch.allclose(a, b, atol=1e-4)
     assert torch.equal(*beams)
     assert not torch.allclose(cached.logits[0], stock.logits[0], atol=1e-3)
-    lengths = [held(cached.past_key_values, layer) for layer in range(4)]
+    lengths = [cached_length(cached.past_key_values, layer) for layer in range(4)]
     text = batch["input_ids"].shape[1] - max(counts)
     left = [-(-counts[0] * 4 // 5)]
     left.append(-(-left[0] // 2))

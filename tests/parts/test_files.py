@@ -39,18 +39,18 @@ def feature(model, plan, part):
 
 def test_saved_and_loaded_weights_choose_the_same(model, scorer, tmp_path):
     part_files.save_part(tmp_path / "learned.safetensors", "learned", scorer, model, {"plans": ["learned@4:32"]})
-    assert part_files.read_about(tmp_path / "learned.safetensors")["trained"] == {"plans": ["learned@4:32"]}
+    assert part_files.read_header(tmp_path / "learned.safetensors")["trained"] == {"plans": ["learned@4:32"]}
     with torch.no_grad():
         one, first = feature(model, "learned@4:32", scorer)
         for weights in (tmp_path, tmp_path / "learned.safetensors", [str(tmp_path / "learned.safetensors")]):
             with tokensieve.apply(model, "learned@4:32", weights=weights) as handle:
                 assert torch.equal(model.encode_image(IMAGES), one) and torch.equal(handle.kept, first.kept)
     assert (
-        resolve.fingerprint(handle.parts)
-        == resolve.fingerprint({"learned": scorer})
-        != resolve.fingerprint({"learned": Scorer(128)})
+        resolve.parts_fingerprint(handle.parts)
+        == resolve.parts_fingerprint({"learned": scorer})
+        != resolve.parts_fingerprint({"learned": Scorer(128)})
     )
-    assert resolve.fingerprint({}) is None
+    assert resolve.parts_fingerprint({}) is None
 
 
 def test_the_shipped_weights_are_for_the_shipped_model_alone(model):
@@ -100,7 +100,7 @@ def test_a_flipped_bit_is_found(model, scorer, tmp_path):
 @pytest.mark.parametrize("key", ["method", "settings", "tower", "sha256", "trained"])
 def test_a_header_that_lacks_something_says_what(model, scorer, tmp_path, key):
     path = made(tmp_path, model, scorer)
-    about = {name: value for name, value in part_files.read_about(path).items() if name != key}
+    about = {name: value for name, value in part_files.read_header(path).items() if name != key}
     save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps(about)})
     assert f"its header does not say {key};" in refused(model, path)
     save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps([about])})
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused_in_one_line(model, scorer, tmp_path):
 
 def test_weights_for_another_width_are_refused(model, scorer, tmp_path, tiny_clip):
     other = loading.load(tiny_clip.name, tiny_clip.weights).model
-    width = signature.width(open_tower(other))
+    width = signature.token_width(open_tower(other))
     assert width != 128
     told = refused(other, made(tmp_path, model, scorer), "learned@1:5")
     assert "width 128 (one)" in told and str(width) in told
@@ -151,17 +151,17 @@ def test_what_cannot_be_signed_is_not_compared():
     plain, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     quantised = torch.nn.Module()
     quantised.weight = torch.nn.Parameter(torch.zeros(3, 3, dtype=torch.int8), requires_grad=False)
-    signed = signature.signature([plain, quantised, torch.nn.Linear(3, 3, device="meta")])
+    signed = signature.layer_norms([plain, quantised, torch.nn.Linear(3, 3, device="meta")])
     by_hand = sum(p.double().square().sum().item() for p in plain.parameters()) ** 0.5
     assert signed[0] == pytest.approx(by_hand, abs=1e-4) and signed[1:] == [None, None]
-    assert signature.same({"tower": [1.0, None]}, {"tower": [1.0, 5.0]})
-    assert not signature.same({"tower": signature.signature([plain])}, {"tower": signature.signature([other])})
-    assert not signature.same({"tower": [1.0]}, {"tower": [1.0, 5.0]})
+    assert signature.signatures_match({"tower": [1.0, None]}, {"tower": [1.0, 5.0]})
+    assert not signature.signatures_match({"tower": signature.layer_norms([plain])}, {"tower": signature.layer_norms([other])})
+    assert not signature.signatures_match({"tower": [1.0]}, {"tower": [1.0, 5.0]})
 
 
 def test_a_vlm_is_signed_with_its_decoder_and_each_place_has_its_width(tmp_path):
     vlm = vlm_models.llava()
-    signed = signature.origin(vlm)
+    signed = signature.model_signature(vlm)
     assert len(signed["tower"]) == 3 and len(signed["decoder"]) == 6  # it takes the tokens before the tower's last block
     at_out, in_llm = fresh_part(METHOD, 24), fresh_part(METHOD, 32)
     for part, plan, wrong in ((at_out, "learned@out:5", "learned@llm.2:5"), (in_llm, "learned@llm.2:5", "learned@out:5")):
@@ -193,7 +193,7 @@ def test_what_a_plan_does_not_use_is_left_aside(model, scorer, tmp_path, monkeyp
 
 def test_a_header_whose_settings_build_no_module_is_refused(model, scorer, tmp_path):
     path = made(tmp_path, model, scorer)
-    about = part_files.read_about(path)
+    about = part_files.read_header(path)
     for settings, told in (({"width": 128, "depth": 3}, "another version of learned"), ({"width": "128"}, "settings.width")):
         changed = json.dumps({**about, "settings": settings})
         save_file(load_file(path), tmp_path / "x.safetensors", metadata={part_files.HEADER: changed})
@@ -203,8 +203,8 @@ def test_a_header_whose_settings_build_no_module_is_refused(model, scorer, tmp_p
 def test_a_header_of_the_first_version_still_loads(model, scorer, tmp_path):
     """It had the width in place of the settings."""
     path = made(tmp_path, model, scorer)
-    about = part_files.read_about(path)
+    about = part_files.read_header(path)
     about["width"] = about.pop("settings")["width"]
     save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps(about)})
     loaded = resolve.load_parts(Plan.parse("learned@4:32"), model, path)["learned"]
-    assert part_files.checksum(loaded) == part_files.checksum(scorer)
+    assert part_files.part_checksum(loaded) == part_files.part_checksum(scorer)

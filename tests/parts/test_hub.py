@@ -62,7 +62,7 @@ def test_what_is_loaded_is_what_was_saved(model, reducers, saved):
     again = Reducers.from_pretrained(saved)
     assert again.plan == reducers.plan == Plan.parse(PLAN) and list(again) == ["learned"] and len(again) == 1
     assert again.trained == reducers.trained and again.tokens == reducers.tokens and again.measured == reducers.measured
-    assert part_files.checksum(again["learned"]) == part_files.checksum(reducers["learned"])
+    assert part_files.part_checksum(again["learned"]) == part_files.part_checksum(reducers["learned"])
     assert "learned" in repr(again) and "user/clip" in repr(again)
     with pytest.raises(KeyError, match="Did you mean 'learned'"):
         again["lerned"]
@@ -109,7 +109,7 @@ def test_saving_again_changes_nothing_and_loses_nothing(model, reducers, saved, 
     other.save_pretrained(saved)
     assert (saved / "README.md.1").read_text() == "my own words" and "README.md.1" in capsys.readouterr().err
     assert (saved / "learned.safetensors.1").read_bytes() == before["learned.safetensors"]
-    assert part_files.checksum(Reducers.from_pretrained(saved)["learned"]) == part_files.checksum(other["learned"])
+    assert part_files.part_checksum(Reducers.from_pretrained(saved)["learned"]) == part_files.part_checksum(other["learned"])
 
 
 def test_a_file_that_older_saving_left_is_not_used(model, reducers, saved):
@@ -203,7 +203,7 @@ def test_a_folder_needs_no_network(saved, monkeypatch):
 
 
 def test_offline_an_id_is_refused_at_once(model, monkeypatch):
-    monkeypatch.setattr("tokensieve.models.loading.hub.hub_answers", lambda: False)
+    monkeypatch.setattr("tokensieve.models.loading.hub.hub_is_reachable", lambda: False)
     start = time.monotonic()
     for call in (
         lambda: Reducers.from_pretrained("no-such-user/reducers"),
@@ -215,7 +215,7 @@ def test_offline_an_id_is_refused_at_once(model, monkeypatch):
 
 
 def test_what_was_fetched_before_is_found_offline(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr("tokensieve.models.loading.hub.hub_answers", lambda: False)
+    monkeypatch.setattr("tokensieve.models.loading.hub.hub_is_reachable", lambda: False)
     commit = "a" * 40
     snapshot = tmp_path / "cache" / "models--user--mine" / "snapshots" / commit
     snapshot.parent.mkdir(parents=True)
@@ -238,7 +238,7 @@ def test_online_a_repository_is_fetched_and_refusals_are_told(saved, monkeypatch
             raise HFValidationError("there is\nno such thing")
         return str(saved)
 
-    monkeypatch.setattr("tokensieve.models.loading.hub.hub_answers", lambda: True)
+    monkeypatch.setattr("tokensieve.models.loading.hub.hub_is_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     made = Reducers.from_pretrained("user/mine", revision="v1", token="secret", cache_dir="there")
     assert torch.equal(feature(model, PLAN, "user/mine"), feature(model, PLAN, made))
@@ -267,7 +267,7 @@ def test_pushing_uploads_these_files_alone(reducers, tmp_path, monkeypatch):
 
     (tmp_path / "notes.txt").write_text("private")
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr("tokensieve.models.loading.hub.hub_answers", lambda: True)
+    monkeypatch.setattr("tokensieve.models.loading.hub.hub_is_reachable", lambda: True)
     folder = tmp_path / "mine"
     assert reducers.save_pretrained(folder, push_to_hub=True, private=True, license="mit") == "https://hub/commit"
     (given,) = done
@@ -277,7 +277,7 @@ def test_pushing_uploads_these_files_alone(reducers, tmp_path, monkeypatch):
         "learned.safetensors",
     }
     assert "license: mit" in (folder / "README.md").read_text()
-    monkeypatch.setattr("tokensieve.models.loading.hub.hub_answers", lambda: False)
+    monkeypatch.setattr("tokensieve.models.loading.hub.hub_is_reachable", lambda: False)
     told = refused(reducers.save_pretrained, tmp_path / "kept", push_to_hub=True, repo_id="user/mine")
     assert "saved in" in told and Reducers.from_pretrained(tmp_path / "kept")
 
@@ -287,7 +287,7 @@ def test_the_command_line_takes_a_folder(saved, tmp_path):
     common = ["eval", "--limit", "8", "--num_workers", "0", "--quiet", "--plan", PLAN, "--output", str(tmp_path / "x.json")]
     assert cli.main([*common, "--weights", str(saved)]) == 0
     done = json.loads((tmp_path / "x.json").read_text())["reduction"]
-    assert done["applied"] and done["trained"] == resolve.fingerprint(Reducers.from_pretrained(saved))
+    assert done["applied"] and done["trained"] == resolve.parts_fingerprint(Reducers.from_pretrained(saved))
 
 
 def test_reducers_of_a_vlm_generate_the_same_from_a_folder_and_by_half(tmp_path):

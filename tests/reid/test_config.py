@@ -40,7 +40,7 @@ def told(tmp_path, text):
     path.write_text(text)
     try:
         config.load(path)
-    except document.Mistakes as mistakes:
+    except document.ConfigErrors as mistakes:
         return [line.removeprefix(f"{path}:") for line in mistakes.lines]
     return []
 

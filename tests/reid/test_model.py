@@ -198,11 +198,11 @@ def test_separate_backbones(model: ReidModel) -> None:
 
 def test_every_backbone_is_signed_and_only_our_models_have_parts_of_their_own() -> None:
     apart = build(replace(SMALL, shared=False))
-    before = signature.origin(apart)
+    before = signature.model_signature(apart)
     assert len(before["tower"]) == 6
     with torch.no_grad():
         next(open_tower(apart.backbones["TI"]).blocks[1].module.parameters()).add_(1)
-    assert not signature.same(signature.origin(apart), before)
+    assert not signature.signatures_match(signature.model_signature(apart), before)
     stranger = build(replace(SMALL, plan="none")).backbones["shared"]
     stranger.parts = apart.parts
     with pytest.raises(UserError, match="sdtps needs trained weights"):
@@ -252,7 +252,7 @@ def test_files(model: ReidModel, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no re-identification model"):
         loading.load(str(folder))
     with pytest.raises(UserError, match="sieve-reid-6"):
-        loading.check("sieve-reid")
+        loading.check_model("sieve-reid")
 
 
 @torch.no_grad()

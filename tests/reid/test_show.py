@@ -156,7 +156,7 @@ def test_each_modality_is_drawn_with_its_own_patches(model: str, root: str) -> N
 @pytest.mark.parametrize("modalities", [("RGB", "NI", "TI"), ("TI",)], ids=len)
 def test_rows_fit_whatever_the_shape(model: str, shape: tuple[int, int], modalities: tuple[str, ...]) -> None:
     loaded = loading.load(model)
-    target = show.Target("a", 0, {name: Image.new("RGB", shape, (200, 90, 40)) for name in modalities})
+    target = show.ShowTarget("a", 0, {name: Image.new("RGB", shape, (200, 90, 40)) for name in modalities})
     plans = [Plan.parse(text) for text in ("sdtps@out", "none", "random@1:9 + grid@out:4")]
     (seen,) = show.make_seen(loaded, plans, [target])
     sheet = drawing.draw(seen)
@@ -203,7 +203,7 @@ def test_gallery_is_ranked_by_distance_without_the_own_camera(model: str, root: 
 @pytest.mark.slow
 def test_right_and_wrong_differ_in_sign_and_colour() -> None:
     images = {name: Image.new("RGB", (16, 32), (90, 90, 90)) for name in ("RGB", "NI")}
-    found = [drawing.Found(images, [f"id {n}", "camera 1"], 0.1 * n, n == 2) for n in range(3)]
+    found = [drawing.GalleryHit(images, [f"id {n}", "camera 1"], 0.1 * n, n == 2) for n in range(3)]
     strips = [drawing.Strip(plan, ["told"], "a:1", images, ["id 2", "camera 2"], found) for plan in ("p", "q")]
     sheet = drawing.draw_gallery(strips)
     words = words_of(sheet)

@@ -27,7 +27,7 @@ from tokensieve.reid import data as reid_data
 from tokensieve.reid import layouts, loading
 from tokensieve.reid.build import build
 from tokensieve.reid.model import ReidModel, Settings
-from tokensieve.reid.task import chosen, default_plans, present, titled
+from tokensieve.reid.task import combination_name, default_plans, parse_modalities, select_modalities
 
 Run = Callable[..., SimpleNamespace]
 ALL = [("RGB", "NI", "TI"), ("RGB", "NI"), ("RGB", "TI"), ("NI", "TI"), ("RGB",), ("NI",), ("TI",)]
@@ -117,8 +117,8 @@ def test_by_default_a_model_is_compared_with_controls_by_every_combination(run: 
         assert numbers["mAP"] == numbers["mAP_RGB+NI+TI"] and numbers["rank_1"] == numbers["rank_1_RGB+NI+TI"]
         for some in ALL:
             ap, first = slow_numbers(model, root, "RGBNT201", plan, some)
-            assert numbers[f"mAP_{titled(some)}"] == pytest.approx(ap, abs=1e-6), (plan, some)
-            assert numbers[f"rank_1_{titled(some)}"] == pytest.approx(first), (plan, some)
+            assert numbers[f"mAP_{combination_name(some)}"] == pytest.approx(ap, abs=1e-6), (plan, some)
+            assert numbers[f"rank_1_{combination_name(some)}"] == pytest.approx(first), (plan, some)
     about = done.by_plan["none"]["run"]
     assert about["rule"] == "same identity and camera excluded" and about["model_type"] == "reid"
     assert (about["n_queries"], about["n_gallery"], about["n_left_out"]) == (8, 8, 0) and about["samples"] == {"test": 8}
@@ -130,7 +130,7 @@ def test_by_default_a_model_is_compared_with_controls_by_every_combination(run: 
 
 def test_what_a_plan_costs_is_that_of_all_modalities(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[set[str], bool]] = []
-    real = planned_model.Arm.__call__
+    real = planned_model.PlannedModel.__call__
 
     def watched(self: Any, images: Any, samples: Any = None, aside: bool = False) -> Any:
         before = len(self.times)
@@ -138,7 +138,7 @@ def test_what_a_plan_costs_is_that_of_all_modalities(run: Run, monkeypatch: pyte
         seen.append(({*images} - {"cameras"}, len(self.times) > before))
         return made
 
-    monkeypatch.setattr(planned_model.Arm, "__call__", watched)
+    monkeypatch.setattr(planned_model.PlannedModel, "__call__", watched)
     whole = run("--plan", "none", "--compare", "random@1:7").by_plan
     assert len(seen) > 2 and all(timed == (names == {"RGB", "NI", "TI"}) for names, timed in seen)
     full, cut = (whole[plan]["reduction"] for plan in ("none", "random@1:7"))
@@ -186,9 +186,9 @@ def test_only_what_modalities_say_is_kept(model: str, root: Path) -> None:
     data = reid_data.load("RGBNT201", root, "query")
     inputs = {name: image[None] for name, image in loaded.transform(data.read(0)).items()}
     whole = made.encode(inputs)
-    assert torch.equal(present(whole, made, ("RGB", "NI", "TI")), whole)
+    assert torch.equal(select_modalities(whole, made, ("RGB", "NI", "TI")), whole)
     some = made.encode({name: inputs[name] for name in ("RGB", "TI")})
-    kept = present(some, made, ("RGB", "TI"))
+    kept = select_modalities(some, made, ("RGB", "TI"))
     assert kept.shape[1] == whole.shape[1] * 2 // 3 and torch.equal(kept, some[some != 0][None])
 
 
@@ -311,8 +311,8 @@ def test_plans_that_a_model_is_compared_under() -> None:
 
 
 def test_every_combination_is_compared_once() -> None:
-    assert chosen(None, ("RGB", "NI", "TI")) == ALL and chosen(None, ("RGB",)) == [("RGB",)]
-    assert chosen(["TI,RGB", "RGB+TI", "NI"], ("RGB", "NI", "TI")) == [("RGB", "TI"), ("NI",)]
+    assert parse_modalities(None, ("RGB", "NI", "TI")) == ALL and parse_modalities(None, ("RGB",)) == [("RGB",)]
+    assert parse_modalities(["TI,RGB", "RGB+TI", "NI"], ("RGB", "NI", "TI")) == [("RGB", "TI"), ("NI",)]
 
 
 @pytest.mark.parametrize(

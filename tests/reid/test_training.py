@@ -404,7 +404,7 @@ def test_a_process_needs_two_identities_for_its_triplets(root, monkeypatch):
         learner(root)
     made = learner(root, model={"TRIPLET_LOSS_WEIGHT": 0})
     monkeypatch.setattr(
-        reid_training.training_start, "processes", lambda made: SimpleNamespace(everyone=lambda value: [3, 4, 0, 0])
+        reid_training.training_start, "processes", lambda made: SimpleNamespace(all_gather=lambda value: [3, 4, 0, 0])
     )
     made.restore(made.state())
     assert made.broken == 4

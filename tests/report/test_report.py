@@ -33,7 +33,7 @@ class Reader(HTMLParser):
         self.rows: list[list[str]] = []
         self.words: list[str] = []
         self.handlers: list[str] = []
-        self.feed(page)
+        self.mlp(page)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -162,7 +162,9 @@ def test_a_section_for_each_model_data_set_task_and_language() -> None:
 
 
 def headings(*found: dict[str, Any]) -> list[str]:
-    return [name.removeprefix("big-model (tag) on embedded, zeroshot_classification") for name, _ in sections._sections(found)]
+    return [
+        name.removeprefix("big-model (tag) on embedded, zeroshot_classification") for name, _ in sections.group_sections(found)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_other_experiments_are_other_sections(one: dict[str, Any], other: dict[s
     for row, changes in zip(found, (one, one, other, other), strict=True):
         row["run"] |= changes
     assert headings(*found) == named
-    assert [len(rows) for _, rows in sections._sections(found)] == [2, 2]
+    assert [len(rows) for _, rows in sections.group_sections(found)] == [2, 2]
 
 
 def test_what_is_no_other_experiment_stays_in_one_section() -> None:
@@ -421,7 +423,7 @@ def test_trained_weights_of_the_pictures_are_those_of_the_results_or_it_is_said(
     shipped = {"model": "sieve-vit-8", "pretrained": "scenes-v1"}
     plan, model = Plan.parse("learned:20"), loading.load("sieve-vit-8", "scenes-v1").model
     own = resolve.load_parts(plan, model)
-    mark = resolve.fingerprint(own)
+    mark = resolve.parts_fingerprint(own)
     other = resolve.load_parts(plan, model)["learned"]
     with torch.no_grad():
         for value in other.parameters():
@@ -439,12 +441,12 @@ def test_trained_weights_of_the_pictures_are_those_of_the_results_or_it_is_said(
     usual, said = drawn(mark)
     assert not said and len(usual) == 1
     assert drawn(None) == (usual, False)  # older results do not tell
-    assert drawn(resolve.fingerprint({"learned": other})) == (usual, True)
-    theirs, said = drawn(resolve.fingerprint({"learned": other}), weights=[str(file)])
+    assert drawn(resolve.parts_fingerprint({"learned": other})) == (usual, True)
+    theirs, said = drawn(resolve.parts_fingerprint({"learned": other}), weights=[str(file)])
     assert not said and theirs != usual
     assert drawn(mark, weights=[str(file)]) == (usual, False)  # the file is another now
     for gone in ([str(tmp_path / "gone.safetensors")], [3], "x", [str(tmp_path)[:1] + "\0"]):
-        assert drawn(resolve.fingerprint({"learned": other}), weights=gone) == (usual, True)
+        assert drawn(resolve.parts_fingerprint({"learned": other}), weights=gone) == (usual, True)
 
 
 # --------------------------------------------------------------------------------------------------------------------- plotting

@@ -14,9 +14,9 @@ optuna = pytest.importorskip("optuna")
 
 @pytest.mark.slow
 def test_two_processes_train_a_trial_and_leave_it_together_when_it_is_pruned(tmp_path, backbone, monkeypatch):
-    two = workers.Place("two processes", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}, processes=2)
+    two = workers.Slot("two processes", {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}, processes=2)
     monkeypatch.setattr(workers, "WORKER", ("-m", "tokensieve.search.trial"))
-    monkeypatch.setattr(workers, "places", lambda *_: [two])
+    monkeypatch.setattr(workers, "find_slots", lambda *_: [two])
     key = "method_settings.task_loss_weight"
     made = settings(backbone, how={"epochs": 1, "evaluate_every": 1, "batch_size": 2, "checkpoint_every": 1})
     made["search_settings"] = {"n_trials": 7, "space": {key: {"low": 1, "high": 50}}}

@@ -247,7 +247,7 @@ def test_a_trial_that_dies_again_and_again_is_given_up_and_said_to_be(tmp_path, 
     for _ in range(RETRIES + 1):
         trial = searching.next_trial()
         number = first_number(study.trials[trial.number])
-        searching.begin_again(workers.Running(trial, number, tmp_path, workers.Place("here"), None), "killed")
+        searching.begin_again(workers.Running(trial, number, tmp_path, workers.Slot("here"), None), "killed")
     assert all("to be begun again" in one for one in said[:-1]) and "5 times begun again, it is given up" in said[-1]
     assert len({first_number(trial) for trial in study.trials}) == 1
 
@@ -291,7 +291,8 @@ def test_keys_are_set_where_they_stand_or_would_stand():
 def test_gpus_are_given_to_workers_in_groups():
     def made(gpus, **settings):
         return [
-            (place.variables["CUDA_VISIBLE_DEVICES"], place.processes) for place in workers.places(Manager(**settings), gpus)
+            (place.variables["CUDA_VISIBLE_DEVICES"], place.processes)
+            for place in workers.find_slots(Manager(**settings), gpus)
         ]
 
     assert made(list("0123"), available_gpus=(0, 1, 2, 3), gpus_per_subtask=2) == [("0,1", 2), ("2,3", 2)]
@@ -301,7 +302,7 @@ def test_gpus_are_given_to_workers_in_groups():
     assert made([], available_gpus=(0, 1), gpus_per_subtask=2, n_workers=3) == [("", 1)] * 3
     with pytest.raises(UserError, match=r"\[2\] are not there; there are \[0, 1\]"):
         made(list("01"), available_gpus=(0, 2))
-    (place,) = workers.places(Manager(available_gpus=(0, 1), gpus_per_subtask=2), list("01"))
+    (place,) = workers.find_slots(Manager(available_gpus=(0, 1), gpus_per_subtask=2), list("01"))
     assert "--nproc-per-node=2" in place.command(Path("a"), Path("b"), 1)
 
 
@@ -319,7 +320,7 @@ def test_what_is_wrong_with_a_search_is_told_before_the_first_trial_with_its_lin
         "phases.0.batch: {low: 16", "phases.0.batch: {low: 1.5"
     )
     text = text.replace("optimizer.weight_decay: {low", "model: {low").replace("phases.0.level: {choices", "output: {choices")
-    with pytest.raises(document.Mistakes) as caught:
+    with pytest.raises(document.ConfigErrors) as caught:
         search.run(written(tmp_path, text), tmp_path / "out", quiet=True)
     for line, words in (
         (15, "Did you mean 'optimizer.lr'?"),

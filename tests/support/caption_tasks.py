@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokensieve.tasks.base import Setup, Task
+from tokensieve.tasks.base import Task, TaskContext
 
 WORDS = ["red", "blue", "green", "small", "dog", "cat", "bird", "tree", "house", "on", "under", "near", "a", "the", "two"]
 
@@ -29,7 +29,7 @@ def noise(number: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(number))
 
 
-def setup_of(model: Any, tokenizer: Any, size: int | None = None, **args: Any) -> Setup:
+def setup_of(model: Any, tokenizer: Any, size: int | None = None, **args: Any) -> TaskContext:
     """A Setup of what a caption task looks at."""
     said: list[str] = []
     source = SimpleNamespace(size=size)
@@ -46,7 +46,7 @@ def setup_of(model: Any, tokenizer: Any, size: int | None = None, **args: Any) -
         "say": said.append,
         "source": lambda split: source,
     }
-    return Setup(**made)
+    return TaskContext(**made)
 
 
 Batches = Sequence[tuple[Tensor, list[list[str]]]]

@@ -57,5 +57,5 @@ if __name__ == "__main__":
     workers.WORKER = (str(Path(__file__).resolve()),)
     study.HEARTBEAT, workers.PAUSE = 1, 0.05
     if several := json.loads(os.environ.get("TOY", "{}")).get("processes"):
-        workers.places = lambda *_: [workers.Place("several processes", processes=several)]
+        workers.find_slots = lambda *_: [workers.Slot("several processes", processes=several)]
     sys.exit(cli.main(sys.argv[1:]) if sys.argv[1] == "search" else trial.main(sys.argv[1:]))

@@ -25,7 +25,7 @@ STEPS, WIDTH = 12, 8
 
 
 class ToyLearner:
-    better = ("distance", "min")
+    monitor = ("distance", "min")
 
     def __init__(self, config: SimpleNamespace) -> None:
         from accelerate import Accelerator, InitProcessGroupKwargs

@@ -16,7 +16,7 @@ from tests.support.caption_tasks import noise, run, run_shared, sentence, setup_
 from tokensieve.cutting.handle import apply
 from tokensieve.errors import UserError
 from tokensieve.tasks.captioning import beam_search, metrics
-from tokensieve.tasks.captioning.beam_search import Words, write
+from tokensieve.tasks.captioning.beam_search import CaptionTokenizer, write
 from tokensieve.tasks.captioning.task import CaptioningTask
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
@@ -45,7 +45,7 @@ def upstream_text(ids):
 
 @torch.inference_mode()
 def test_captions_are_those_of_open_clips_own_search(coca):
-    images, words, lengths = noise(0, 3, 3, 32, 32), Words.of(coca.tokenizer), set()
+    images, words, lengths = noise(0, 3, 3, 32, 32), CaptionTokenizer.of(coca.tokenizer), set()
     end = coca.model.text_decoder.text_projection[:, words.end]
     likely = end.clone()
     for share in (0.3, 1.0):  # how much the end is liked
@@ -61,14 +61,14 @@ def test_captions_are_those_of_open_clips_own_search(coca):
 
 @torch.inference_mode()
 def test_a_caption_does_not_depend_on_the_batch(coca):
-    images, words = noise(0, 6, 3, 32, 32), Words.of(coca.tokenizer)
+    images, words = noise(0, 6, 3, 32, 32), CaptionTokenizer.of(coca.tokenizer)
     alone = [write(coca.model, image[None], words)[0] for image in images]
     assert write(coca.model, images, words) == alone
 
 
 @torch.inference_mode()
 def test_every_image_is_encoded_once_with_the_plan_that_is_on(coca):
-    images, words, seen = noise(0, 4, 3, 32, 32), Words.of(coca.tokenizer), []
+    images, words, seen = noise(0, 4, 3, 32, 32), CaptionTokenizer.of(coca.tokenizer), []
     hook = coca.model.visual.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
     with apply(coca.model, "random@1:4") as sieve:
         write(coca.model, images, words)
@@ -78,12 +78,12 @@ def test_every_image_is_encoded_once_with_the_plan_that_is_on(coca):
 
 
 def test_start_and_end_are_the_tokenizers_own(coca):
-    words = Words.of(coca.tokenizer)
+    words = CaptionTokenizer.of(coca.tokenizer)
     assert (words.start, words.end) == (49406, 49407)
     ids = coca.tokenizer(["two dogs near a tree"])[0].tolist()
     assert words.text(ids) == "two dogs near a tree" == upstream_text(ids)
     with pytest.raises(UserError, match="start and end"):
-        Words.of(SimpleNamespace())
+        CaptionTokenizer.of(SimpleNamespace())
 
 
 @needs_java

@@ -21,9 +21,9 @@ from tokensieve.data import registry as data_registry
 from tokensieve.data.source import Broken, Source
 from tokensieve.errors import UserError
 from tokensieve.models.loading.loaded import Loaded
-from tokensieve.tasks.base import Setup
+from tokensieve.tasks.base import TaskContext
 from tokensieve.tasks.linear_probe import feature_store
-from tokensieve.tasks.linear_probe.probe import Features, Probe, few_of_each
+from tokensieve.tasks.linear_probe.probe import Features, Probe, first_k_per_class
 from tokensieve.tasks.linear_probe.task import LinearProbeTask
 
 SETTINGS: dict[str, Any] = {
@@ -62,25 +62,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def setup(tiny_clip: SimpleNamespace, folder: Path, tmp_path: Path) -> Callable[..., Setup]:
+def setup(tiny_clip: SimpleNamespace, folder: Path, tmp_path: Path) -> Callable[..., TaskContext]:
     model, transform, tokenizer = tiny_clip.make()
 
-    def make(**changes: Any) -> Setup:
+    def make(**changes: Any) -> TaskContext:
         own = {"fingerprint": "f" * 32, "root": folder, "say": pytest.fail, **changes}
         fingerprint, root, say = own.pop("fingerprint"), own.pop("root"), own.pop("say")
         args = argparse.Namespace(**{**SETTINGS, "feature_root": str(tmp_path / "features"), **own})
         loaded = Loaded(None if args.skip_load else model, transform, tokenizer, "" if args.skip_load else fingerprint)
 
         def source(split: str) -> Source:
-            return data_registry.build("fer2013", transform, root=str(root), split=split, limit=args.limit, task="linear_probe")
+            return data_registry.build_source(
+                "fer2013", transform, root=str(root), split=split, limit=args.limit, task="linear_probe"
+            )
 
         cpu = torch.device("cpu")
-        return Setup("tiny-clip", "tiny", "fer2013", "en", args, loaded, cpu, contextlib.nullcontext, False, say, source)
+        return TaskContext("tiny-clip", "tiny", "fer2013", "en", args, loaded, cpu, contextlib.nullcontext, False, say, source)
 
     return make
 
 
-def run(setup: Setup, plan: str = "none") -> tuple[dict[str, Any], int]:
+def run(setup: TaskContext, plan: str = "none") -> tuple[dict[str, Any], int]:
     """The numbers, and how many passes over images they took."""
     task = LinearProbeTask(setup)
     records: dict[str, list[Any]] = {}
@@ -175,7 +177,7 @@ def upstream(
 def test_numbers_are_clip_benchmarks(
     flags: list[str],
     changes: dict[str, Any],
-    setup: Callable[..., Setup],
+    setup: Callable[..., TaskContext],
     tiny_clip: SimpleNamespace,
     folder: Path,
     tmp_path: Path,
@@ -219,15 +221,15 @@ def test_few_of_each_are_the_first_of_each() -> None:
             counts[int(labels[place])] = counts.get(int(labels[place]), 0) + 1
             if counts[int(labels[place])] <= k:
                 slow.append(place)
-        assert few_of_each(labels, order, k).tolist() == slow
-    assert few_of_each(labels, order, -1) is order
+        assert first_k_per_class(labels, order, k).tolist() == slow
+    assert first_k_per_class(labels, order, -1) is order
     with pytest.raises(UserError, match=r"--fewshot_k 100: 5 classes have fewer.*--fewshot_k \d+ or less, or -1"):
-        few_of_each(labels, order, 100)
+        first_k_per_class(labels, order, 100)
     gap = torch.tensor([0, 0, 3, 3])  # classes 1 and 2 do not occur
-    assert sorted(few_of_each(gap, torch.arange(4), 1).tolist()) == [0, 2]
+    assert sorted(first_k_per_class(gap, torch.arange(4), 1).tolist()) == [0, 2]
 
 
-def test_settings_that_make_no_sense(setup: Callable[..., Setup]) -> None:
+def test_settings_that_make_no_sense(setup: Callable[..., TaskContext]) -> None:
     for changes, message in (
         ({"fewshot_k": 0}, "leaves nothing to learn from"),
         ({"fewshot_epochs": 0}, "1 or more"),
@@ -245,7 +247,7 @@ def test_settings_that_make_no_sense(setup: Callable[..., Setup]) -> None:
         task.batch("train", torch.zeros(2, 3, 4, 4), torch.zeros(2), [lambda images: torch.full((2, 4), math.nan)])
 
 
-def test_the_records_of_many_processes_give_the_same_numbers(setup: Callable[..., Setup]) -> None:
+def test_the_records_of_many_processes_give_the_same_numbers(setup: Callable[..., TaskContext]) -> None:
     ready = setup(val_proportion=0.3)
     expected, _ = run(ready)
     task = LinearProbeTask(setup(val_proportion=0.3, feature_root=ready.args.feature_root + "-other"))
@@ -264,7 +266,7 @@ def test_the_records_of_many_processes_give_the_same_numbers(setup: Callable[...
 # ------------------------------------------------------------------------------------------------------- kept features
 
 
-def test_features_are_kept_and_used_again(setup: Callable[..., Setup]) -> None:
+def test_features_are_kept_and_used_again(setup: Callable[..., TaskContext]) -> None:
     first, passes = run(setup(val_proportion=0.3))
     assert passes == 3
     again, passes = run(setup(val_proportion=0.3))
@@ -289,13 +291,13 @@ def test_features_are_kept_and_used_again(setup: Callable[..., Setup]) -> None:
     ],
     ids=str,
 )
-def test_kept_features_of_something_else_are_not_used(changes: dict[str, Any], setup: Callable[..., Setup]) -> None:
+def test_kept_features_of_something_else_are_not_used(changes: dict[str, Any], setup: Callable[..., TaskContext]) -> None:
     run(setup())
     assert run(setup(**changes))[1] == 2  # with a part held out, the test split is the same
 
 
 def test_changed_data_and_code_are_something_else(
-    setup: Callable[..., Setup], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Callable[..., TaskContext], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder, tmp_path / "data")
     run(setup(root=tmp_path / "data"))
@@ -306,7 +308,7 @@ def test_changed_data_and_code_are_something_else(
     assert run(setup(root=tmp_path / "data"))[1] == 2
 
 
-def test_damaged_files_are_made_again(setup: Callable[..., Setup], tmp_path: Path) -> None:
+def test_damaged_files_are_made_again(setup: Callable[..., TaskContext], tmp_path: Path) -> None:
     first, _ = run(setup())
     files = sorted((tmp_path / "features").rglob("*.safetensors"))
     assert len(files) == 2 and not [file for file in (tmp_path / "features").rglob("*") if file.suffix == ".tmp"]
@@ -322,7 +324,7 @@ def test_damaged_files_are_made_again(setup: Callable[..., Setup], tmp_path: Pat
         assert run(setup()) == (first, 0)
 
 
-def test_without_a_model(setup: Callable[..., Setup], folder: Path, tmp_path: Path) -> None:
+def test_without_a_model(setup: Callable[..., TaskContext], folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"--skip_load: there are no features in .*, it holds nothing that can be read. Run it once"
     ):
@@ -342,7 +344,7 @@ def test_without_a_model(setup: Callable[..., Setup], folder: Path, tmp_path: Pa
         LinearProbeTask(setup(val_proportion=0.3, skip_load=True)).stored("none", "train")
 
 
-def test_a_probe_that_diverges_is_an_error(setup: Callable[..., Setup]) -> None:
+def test_a_probe_that_diverges_is_an_error(setup: Callable[..., TaskContext]) -> None:
     with pytest.raises(UserError, match="--fewshot_lr inf"):
         LinearProbeTask(setup(fewshot_lr=float("inf")))
     huge = Features(torch.full((8, 4), 3e38), torch.arange(8) % 2)
@@ -350,13 +352,13 @@ def test_a_probe_that_diverges_is_an_error(setup: Callable[..., Setup]) -> None:
         LinearProbeTask(setup()).metrics({"train": [huge], "test": [huge]})
 
 
-def test_validation_labels_that_training_never_saw_are_an_error(setup: Callable[..., Setup]) -> None:
+def test_validation_labels_that_training_never_saw_are_an_error(setup: Callable[..., TaskContext]) -> None:
     train, more = (Features(torch.randn(8, 4), torch.arange(8) % classes) for classes in (2, 3))
     with pytest.raises(UserError, match="a validation label is 2"):
         LinearProbeTask(setup()).metrics({"train": [train], "val": [more], "test": [train]})
 
 
-def test_a_folder_that_cannot_be_written_is_said_at_once(setup: Callable[..., Setup], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_said_at_once(setup: Callable[..., TaskContext], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--feature_root"):
         LinearProbeTask(setup(feature_root=str(tmp_path / "file")))

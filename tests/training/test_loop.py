@@ -321,7 +321,7 @@ def test_a_best_folder_whose_replacement_was_not_finished_comes_back(tmp_path):
     checkpoint.save_best(tmp_path, 3, {"x": torch.ones(1)})
     (tmp_path / "best").rename(tmp_path / ".replaced-best")
     (tmp_path / ".unfinished-best").mkdir()
-    checkpoint.mend(tmp_path)
+    checkpoint.clean_up(tmp_path)
     assert checkpoint.load(tmp_path / "best").step == 3 and [path.name for path in tmp_path.iterdir()] == ["best"]
 
 

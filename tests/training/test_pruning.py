@@ -25,7 +25,7 @@ from tokensieve.training import processes
 from tokensieve.training.pruning import batches
 from tokensieve.training.pruning import learner as learner_module
 from tokensieve.training.pruning.batches import NO_ANSWER, Collate
-from tokensieve.training.pruning.discriminator import Discriminator, judge
+from tokensieve.training.pruning.discriminator import Discriminator, critic_loss
 from tokensieve.training.pruning.learner import PruningLearner
 
 
@@ -102,7 +102,7 @@ def test_the_discriminator_tells_apart_and_begins_anew():
     adam = torch.optim.Adam(critic.parameters(), lr=1e-2)
     for _ in range(60):
         real, fake = torch.randn(32, 7, 24) + 0.5 * torch.eye(24)[0] * 4, torch.randn(32, 7, 24)
-        loss = judge(critic(real, words), real=True) + judge(critic(fake, words), real=False)
+        loss = critic_loss(critic(real, words), real=True) + critic_loss(critic(fake, words), real=False)
         adam.zero_grad()
         loss.backward()
         adam.step()
@@ -116,7 +116,7 @@ def test_the_discriminator_tells_apart_and_begins_anew():
     critic.begin_anew(5)
     assert all(torch.equal(first[name], value) for name, value in critic.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
-    assert judge(critic(real, words), real=True) + judge(critic(fake, words), real=False) > 1.0
+    assert critic_loss(critic(real, words), real=True) + critic_loss(critic(fake, words), real=False) > 1.0
 
 
 def test_a_new_discriminator_now_and_then(backbone):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tokensieve import __version__
-from tokensieve.errors import Lost, UserError, did_you_mean
+from tokensieve.errors import ProcessLostError, UserError, did_you_mean
 
 TASKS = (
     *("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "vqa", "reid"),
@@ -48,7 +48,7 @@ def one_of(*options: str) -> Callable[[str], str]:
     return check
 
 
-def truth(word: str) -> bool:
+def boolean(word: str) -> bool:
     """An argument type: true or false as it is written (`--normalize False` means False)."""
     if word.lower() in ("true", "yes", "on", "1"):
         return True
@@ -57,7 +57,7 @@ def truth(word: str) -> bool:
     raise argparse.ArgumentTypeError(f"{word!r} is neither True nor False")
 
 
-def count(least: int, most: int | None = None) -> Callable[[str], int]:
+def integer_in(least: int, most: int | None = None) -> Callable[[str], int]:
     """An argument type: a whole number that is not below `least`, nor above `most` if there is one."""
 
     def check(word: str) -> int:
@@ -205,7 +205,7 @@ def _eval_flags(parser: Parser) -> None:
         help=f"one of {', '.join(TASKS)}; auto takes the data set's own (default)",
     )
     what.add_argument("--language", nargs="+", default=["en"], help="languages of class names and prompts (default: en)")
-    what.add_argument("--limit", type=count(1), metavar="N", help="only the first N samples")
+    what.add_argument("--limit", type=integer_in(1), metavar="N", help="only the first N samples")
 
     plans = parser.add_argument_group("token reduction (at most one of --plan, --enable_pruning, --enable_token_selection)")
     plans.add_argument("--plan", metavar="PLAN", help="for example 'anchor@6(k=10,m=50,alpha=0.5)', 'random:60', 'none'")
@@ -240,12 +240,12 @@ def _eval_flags(parser: Parser) -> None:
     plans.add_argument("--strict", action="store_true", help="a tower that cannot be cut is an error, not a remark")
 
     how = parser.add_argument_group("how to run")
-    how.add_argument("--batch_size", type=count(1), default=64, metavar="N", help="default: 64")
-    how.add_argument("--num_workers", type=count(0), default=4, metavar="N", help="processes that read data (default: 4)")
+    how.add_argument("--batch_size", type=integer_in(1), default=64, metavar="N", help="default: 64")
+    how.add_argument("--num_workers", type=integer_in(0), default=4, metavar="N", help="processes that read data (default: 4)")
     how.add_argument("--device", help="cpu, cuda, cuda:1, mps (default: the best there is)")
     how.add_argument("--amp", action="store_true", default=None, help="mixed precision (default on CUDA, off elsewhere)")
     how.add_argument("--no_amp", action="store_false", dest="amp", help="full precision everywhere")
-    how.add_argument("--seed", type=count(0, 2**32 - 1), default=0, help="default: 0")
+    how.add_argument("--seed", type=integer_in(0, 2**32 - 1), default=0, help="default: 0")
     how.add_argument(
         "--distributed",
         action="store_true",
@@ -253,7 +253,7 @@ def _eval_flags(parser: Parser) -> None:
     )
     how.add_argument(
         "--timeout",
-        type=count(1),
+        type=integer_in(1),
         default=1800,
         metavar="SECONDS",
         help="with several processes: how long one may wait for another's part of the data (default: 1800)",
@@ -285,7 +285,7 @@ def _eval_flags(parser: Parser) -> None:
 
     retrieval = parser.add_argument_group("zeroshot_retrieval")
     retrieval.add_argument(
-        "--recall_k", nargs="+", type=count(1), default=[5], metavar="K", help="the k of recall@k (default: 5)"
+        "--recall_k", nargs="+", type=integer_in(1), default=[5], metavar="K", help="the k of recall@k (default: 5)"
     )
 
     vqa = parser.add_argument_group("vqa")
@@ -298,7 +298,7 @@ def _eval_flags(parser: Parser) -> None:
         help="what is asked; holds {question} (default: '{question}' for embedded data, else with "
         "'Answer the question using a single word or phrase.' on a line below)",
     )
-    vqa.add_argument("--max_new_tokens", type=count(1), default=16, metavar="N", help="longest answer (default: 16)")
+    vqa.add_argument("--max_new_tokens", type=integer_in(1), default=16, metavar="N", help="longest answer (default: 16)")
     vqa.add_argument("--blind", action="store_true", help="show a grey picture in place of every image: what guessing gives")
 
     reid = parser.add_argument_group("reid (its plans by default: the model's own, none, random, grid and anchor)")
@@ -311,7 +311,7 @@ def _eval_flags(parser: Parser) -> None:
     )
     reid.add_argument(
         "--val_identities",
-        type=count(1),
+        type=integer_in(1),
         metavar="N",
         help="with --split val: how many identities of the training set are for validation (default: the training's)",
     )
@@ -324,9 +324,9 @@ def _eval_flags(parser: Parser) -> None:
         "--val_proportion", nargs="+", type=fraction, help="share of the training split held out for that instead"
     )
     probe.add_argument("--fewshot_k", type=int, default=-1, metavar="K", help="images of each class (default: -1, all)")
-    probe.add_argument("--fewshot_epochs", type=count(1), default=10, metavar="N", help="default: 10")
+    probe.add_argument("--fewshot_epochs", type=integer_in(1), default=10, metavar="N", help="default: 10")
     probe.add_argument("--fewshot_lr", type=float, default=0.1, metavar="LR", help="default: 0.1")
-    probe.add_argument("--normalize", type=truth, default=True, metavar="True|False", help="unit features (default: True)")
+    probe.add_argument("--normalize", type=boolean, default=True, metavar="True|False", help="unit features (default: True)")
     probe.add_argument("--feature_root", default="features", metavar="DIR", help="where features are kept (default: features)")
     probe.add_argument("--skip_load", action="store_true", help="the features are there from an earlier run: load no model")
 
@@ -367,13 +367,13 @@ def _bench_flags(parser: Parser) -> None:
     parser.add_argument(
         "--plan", nargs="+", metavar="PLAN", help="plans to measure (default: anchor(k=10,m=50); with vlm anchor@out:50%%)"
     )
-    parser.add_argument("--batch_size", nargs="+", type=count(1), metavar="N", help="default: 16; with vlm 1 and 16")
-    parser.add_argument("--repeats", type=count(1), default=10, help="rounds of the interleaved run (default: 10)")
+    parser.add_argument("--batch_size", nargs="+", type=integer_in(1), metavar="N", help="default: 16; with vlm 1 and 16")
+    parser.add_argument("--repeats", type=integer_in(1), default=10, help="rounds of the interleaved run (default: 10)")
     _weights_flag(parser)
-    parser.add_argument("--image_size", type=count(1), metavar="PIXELS", help="default: the model's own")
+    parser.add_argument("--image_size", type=integer_in(1), metavar="PIXELS", help="default: the model's own")
     vlm = parser.add_argument_group("vision-language models (--model_type vlm)")
-    vlm.add_argument("--new_tokens", type=count(1), default=16, metavar="N", help="tokens to generate (default: 16)")
-    vlm.add_argument("--text_tokens", type=count(2), default=16, metavar="N", help="words of the prompt (default: 16)")
+    vlm.add_argument("--new_tokens", type=integer_in(1), default=16, metavar="N", help="tokens to generate (default: 16)")
+    vlm.add_argument("--text_tokens", type=integer_in(2), default=16, metavar="N", help="words of the prompt (default: 16)")
     vlm.add_argument(
         "--break_even",
         action="store_true",
@@ -415,7 +415,7 @@ def _show_flags(parser: Parser) -> None:
     parser.add_argument("--question", metavar="TEXT", help="ask a vision-language model this, and tell its answers too")
     parser.add_argument("--gallery", action="store_true", help="of re-identification: whom a query finds in the gallery")
     parser.add_argument(
-        "--ranks", type=count(1), default=10, metavar="N", help="with --gallery: so many, 50 at most (default: 10)"
+        "--ranks", type=integer_in(1), default=10, metavar="N", help="with --gallery: so many, 50 at most (default: 10)"
     )
     parser.add_argument("--modalities", metavar="RGB,TI", help="of re-identification: only these (default: all of the model)")
     parser.add_argument("--dataset_root", default="root", metavar="DIR", help="folder of a re-identification data set")
@@ -427,14 +427,16 @@ def _show_flags(parser: Parser) -> None:
     _weights_flag(parser)
     parser.add_argument("--output", metavar="FILE", help="the PNG to write")
     parser.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
-    parser.add_argument("--seed", type=count(0, 2**32 - 1), default=0, help="default: 0")
+    parser.add_argument("--seed", type=integer_in(0, 2**32 - 1), default=0, help="default: 0")
 
 
 def _report_flags(parser: Parser) -> None:
     parser.add_argument("files", nargs="+", metavar="RESULTS", help="JSON result files, or folders of them")
     parser.add_argument("--output", default="report.html", metavar="FILE", help="default: report.html")
     parser.add_argument("--title", help="the page's heading")
-    parser.add_argument("--images", type=count(0), default=2, metavar="N", help="example pictures for each model (default: 2)")
+    parser.add_argument(
+        "--images", type=integer_in(0), default=2, metavar="N", help="example pictures for each model (default: 2)"
+    )
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -548,7 +550,7 @@ def _print_methods() -> None:
         print(f"{method.name:<10} {method.summary}\n{'':<10} {'; '.join(about)}")
 
 
-def _terminate(number: int, frame: object) -> NoReturn:
+def _exit_on_sigterm(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
@@ -556,7 +558,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code: 0 done, 1 a fault of ours, 2 a mistake in the input, 130 interrupted, 143 terminated."""
     argv = sys.argv[1:] if argv is None else list(argv)
     in_charge = threading.current_thread() is threading.main_thread()  # only there can signals be taken
-    before = signal.signal(signal.SIGTERM, _terminate) if in_charge else None
+    before = signal.signal(signal.SIGTERM, _exit_on_sigterm) if in_charge else None
     try:
         code = dispatch(parse(argv))
         sys.stdout.flush()
@@ -565,7 +567,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"tokensieve: error: {error}", file=sys.stderr)
         return 2
-    except Lost as error:
+    except ProcessLostError as error:
         print(f"tokensieve: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

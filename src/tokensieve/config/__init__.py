@@ -1,4 +1,4 @@
-"""The YAML files as typed models: every mistake is told at once, an unknown key with the nearest allowed one."""
+"""The YAML files as typed models: every error is told at once, an unknown key with the nearest allowed one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tokensieve.config import explain
 from tokensieve.config.captions import CaptionTraining
 from tokensieve.config.clip import ClipTraining
-from tokensieve.config.document import Document, Mistakes
+from tokensieve.config.document import ConfigErrors, Document
 from tokensieve.config.learned_selector import SelectorTraining
 from tokensieve.config.llava import LlavaTraining
 from tokensieve.config.schema import Training
@@ -28,10 +28,10 @@ REID = ("MODEL", "INPUT", "DATASETS", "DATALOADER", "SOLVER", "TEST")
 
 
 def load(path: str | Path) -> Any:
-    """Read and check a training file: a section of its task. Raises UserError, in one line, with every mistake in it."""
+    """Read and check a training file: a section of its task. Raises UserError, in one line, with every error in it."""
     document = Document(Path(path))
     schema = schema_of(document)
-    return explain.check(document, schema, [*document.doubles, *check_space(document, schema)])
+    return explain.check_document(document, schema, [*document.doubles, *check_space(document, schema)])
 
 
 def schema_of(document: Document) -> type[Training]:
@@ -49,22 +49,22 @@ def schema_of(document: Document) -> type[Training]:
         return PruningTraining
     options = f"{', '.join(TASKS)}; or write method_settings, or MODEL"
     if "task" not in document.data:
-        raise Mistakes(document.path, [document.mistake(("task",), f"missing; one of {options}")])
+        raise ConfigErrors(document.path, [document.error(("task",), f"missing; one of {options}")])
     wrong = f"{task!r} is not one of {options}.{did_you_mean(str(task), TASKS)}"
-    raise Mistakes(document.path, [document.mistake(("task",), wrong)])
+    raise ConfigErrors(document.path, [document.error(("task",), wrong)])
 
 
 def validate(files: Iterable[str | Path]) -> int:
-    """Print every mistake of the files, one a line as FILE:LINE: KEY: MESSAGE, or that there is none; the exit code."""
+    """Print every error of the files, one a line as FILE:LINE: KEY: MESSAGE, or that there is none; the exit code."""
     code = 0
     for file in files:
         try:
             config = load(file)
-            check_outside(file, config)
+            check_files(file, config)
             notes = list(config.notes())
         except UserError as error:
             code = 2
-            print("\n".join(error.lines) if isinstance(error, Mistakes) else error)
+            print("\n".join(error.lines) if isinstance(error, ConfigErrors) else error)
         else:
             print(f"{file}: ok: {_summary(config)}")
             for note in notes:
@@ -80,9 +80,9 @@ def _summary(config: Training) -> str:
     return about
 
 
-def check_outside(path: str | Path, config: Training) -> None:
+def check_files(path: str | Path, config: Training) -> None:
     """Mistakes for what is wrong outside the file, with the lines that name it."""
-    wrong = list(config.outside())
+    wrong = list(config.check_files())
     if wrong:
         document = Document(Path(path))
-        raise Mistakes(document.path, [document.mistake(key_path(key), told) for key, told in wrong])
+        raise ConfigErrors(document.path, [document.error(key_path(key), told) for key, told in wrong])

@@ -11,11 +11,11 @@ import yaml
 
 from tokensieve.errors import UserError
 
-Place = tuple[int | str, ...]
+KeyPath = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, order=True)
-class Mistake:
+class ConfigError:
     """Something wrong in a file."""
 
     line: int
@@ -26,16 +26,16 @@ class Mistake:
         return f"{self.path}: {self.message}" if self.path else self.message
 
 
-class Mistakes(UserError):
+class ConfigErrors(UserError):
     """All that is wrong in a file, told in one line; `lines` has one for each."""
 
-    def __init__(self, file: Path, mistakes: Iterable[Mistake]) -> None:
-        self.file, self.mistakes = file, sorted(set(mistakes))
-        super().__init__(f"{file}: " + "; ".join(f"line {mistake.line}: {mistake}" for mistake in self.mistakes))
+    def __init__(self, file: Path, errors: Iterable[ConfigError]) -> None:
+        self.file, self.errors = file, sorted(set(errors))
+        super().__init__(f"{file}: " + "; ".join(f"line {error.line}: {error}" for error in self.errors))
 
     @property
     def lines(self) -> list[str]:
-        return [f"{self.file}:{mistake.line}: {mistake}" for mistake in self.mistakes]
+        return [f"{self.file}:{error.line}: {error}" for error in self.errors]
 
 
 class Document:
@@ -54,18 +54,18 @@ class Document:
         loader = yaml.SafeLoader(text)
         try:
             self.node = loader.get_single_node()
-            self.doubles = [] if self.node is None else list(_doubles(self.node, (), set()))
+            self.doubles = [] if self.node is None else list(_duplicate_keys(self.node, (), set()))
             data = None if self.node is None else loader.construct_document(self.node)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             told = getattr(error, "problem", None) or str(error)
-            wrong = Mistake(1 if mark is None else mark.line + 1, "", f"not valid YAML ({' '.join(told.split())})")
-            raise Mistakes(path, [wrong]) from None
+            wrong = ConfigError(1 if mark is None else mark.line + 1, "", f"not valid YAML ({' '.join(told.split())})")
+            raise ConfigErrors(path, [wrong]) from None
         finally:
             loader.dispose()
         if not isinstance(data, dict):
             found = "nothing" if data is None else type(data).__name__
-            raise Mistakes(path, [Mistake(1, "", f"expected keys and values, such as 'task: clip', but found {found}")])
+            raise ConfigErrors(path, [ConfigError(1, "", f"expected keys and values, such as 'task: clip', but found {found}")])
         self.data: dict[str, Any] = data
 
     def line(self, place: Sequence[int | str]) -> int:
@@ -85,24 +85,24 @@ class Document:
                 break
         return line
 
-    def mistake(self, place: Sequence[int | str], message: str) -> Mistake:
-        return Mistake(self.line(place), ".".join(str(part) for part in place), message)
+    def error(self, place: Sequence[int | str], message: str) -> ConfigError:
+        return ConfigError(self.line(place), ".".join(str(part) for part in place), message)
 
 
-def _doubles(node: yaml.Node, above: Place, seen: set[int]) -> Iterator[Mistake]:
+def _duplicate_keys(node: yaml.Node, above: KeyPath, seen: set[int]) -> Iterator[ConfigError]:
     """The keys that stand twice in one place: YAML takes the last one without a word."""
     if id(node) in seen:  # an alias
         return
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _doubles(item, (*above, index), seen)
+            yield from _duplicate_keys(item, (*above, index), seen)
     elif isinstance(node, yaml.MappingNode):
         first: dict[str, int] = {}
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if name in first and key.tag != "tag:yaml.org,2002:merge":
                 path = ".".join(str(part) for part in (*above, name))
-                yield Mistake(line, path, f"stands twice, first in line {first[name]}; leave one of them")
+                yield ConfigError(line, path, f"stands twice, first in line {first[name]}; leave one of them")
             first.setdefault(name, line)
-            yield from _doubles(value, (*above, name), seen)
+            yield from _duplicate_keys(value, (*above, name), seen)

@@ -1,4 +1,4 @@
-"""Every mistake of a YAML file at once, each with its line, what came, what is allowed and the nearest word.
+"""Every error of a YAML file at once, each with its line, what came, what is allowed and the nearest word.
 
 A file is read twice from the same text: as nodes, which know their lines, and as values, which pydantic checks. Whatever is
 wrong has a place, a path of keys such as ("phases", 0, "canvas"); the nodes tell the line of it.
@@ -14,25 +14,25 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from tokensieve.config.document import Document, Mistake, Mistakes
+from tokensieve.config.document import ConfigError, ConfigErrors, Document
 from tokensieve.errors import did_you_mean, nearest
 
 
-def check(document: Document, schema: type[BaseModel], known: Iterable[Mistake] = ()) -> Any:
+def check_document(document: Document, schema: type[BaseModel], known: Iterable[ConfigError] = ()) -> Any:
     """The values as a section of this type, or Mistakes: these, and those that were found already."""
-    mistakes = list(known)
+    errors = list(known)
     try:
         made = schema.model_validate(document.data)
     except ValidationError as error:
-        mistakes += [mistake for one in error.errors() for mistake in _explain(one, document, schema)]
-        mistakes += _behind(error.errors(), document, schema)
-        raise Mistakes(document.path, mistakes) from None
-    if mistakes:
-        raise Mistakes(document.path, mistakes)
+        errors += [error for one in error.errors() for error in _explain(one, document, schema)]
+        errors += _errors_hidden_by_others(error.errors(), document, schema)
+        raise ConfigErrors(document.path, errors) from None
+    if errors:
+        raise ConfigErrors(document.path, errors)
     return made
 
 
-def _behind(errors: Sequence[Any], document: Document, schema: type[BaseModel]) -> list[Mistake]:
+def _errors_hidden_by_others(errors: Sequence[Any], document: Document, schema: type[BaseModel]) -> list[ConfigError]:
     """Mistakes that only show once others are mended: pydantic compares the keys of sound sections only.
 
     Unknown keys are taken for the nearest ones, and bad values are left out; what is then told of a key that was left out, or
@@ -59,8 +59,8 @@ def _behind(errors: Sequence[Any], document: Document, schema: type[BaseModel]) 
     try:
         schema.model_validate(mended)
     except ValidationError as error:
-        shown = [mistake for one in error.errors() for mistake in _explain(one, document, schema)]
-        return [mistake for mistake in shown if not any(key in _words(str(mistake)) for key in left_out)]
+        shown = [error for one in error.errors() for error in _explain(one, document, schema)]
+        return [error for error in shown if not any(key in _words(str(error)) for key in left_out)]
     return []
 
 
@@ -69,33 +69,33 @@ def _words(text: str) -> str:
     return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower()))} "
 
 
-def _explain(error: Any, document: Document, schema: type[BaseModel]) -> Iterator[Mistake]:
+def _explain(error: Any, document: Document, schema: type[BaseModel]) -> Iterator[ConfigError]:
     """One pydantic error in a user's words: where, what came, what is allowed. A validator may have told several."""
     place, kind, came = error["loc"], error["type"], error["input"]
     told = error["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
         *above, key = place
         allowed = keys(annotation_at(schema, above))
-        hint = did_you_mean(str(key), allowed) or _belongs(str(key), schema)
-        yield document.mistake(place, f"unknown key; allowed are {', '.join(allowed)}.{hint}")
+        hint = did_you_mean(str(key), allowed) or _suggest_section(str(key), schema)
+        yield document.error(place, f"unknown key; allowed are {', '.join(allowed)}.{hint}")
     elif kind == "missing":
-        yield document.mistake(place, "missing")
+        yield document.error(place, "missing")
     elif kind == "literal_error":
         options = [str(option) for option in get_args(_bare(annotation_at(schema, place)))]
-        yield document.mistake(place, f"{came!r} is not one of {', '.join(options)}.{did_you_mean(str(came), options)}")
+        yield document.error(place, f"{came!r} is not one of {', '.join(options)}.{did_you_mean(str(came), options)}")
     elif kind == "value_error" and isinstance(came, dict):  # of a section, which names its keys itself
-        for part in _told_keys(told, keys(annotation_at(schema, place))):
+        for part in _split_messages(told, keys(annotation_at(schema, place))):
             key, _, message = part.partition(": ")
             at = [int(k) if k.isdigit() else k for k in key.split(".")]
             known = message and " " not in key and str(at[0]) in keys(annotation_at(schema, place))
-            yield document.mistake((*place, *at), message) if known else document.mistake(place, part)
+            yield document.error((*place, *at), message) if known else document.error(place, part)
     else:
         told = told[0].lower() + told[1:]
-        yield document.mistake(place, told if isinstance(came, dict) else f"{told} (got {came!r})")
+        yield document.error(place, told if isinstance(came, dict) else f"{told} (got {came!r})")
 
 
-def _told_keys(text: str, known: Sequence[str]) -> list[str]:
-    """The mistakes of a message such as "lr: too low; steps: none": cut where the next one names a key."""
+def _split_messages(text: str, known: Sequence[str]) -> list[str]:
+    """The errors of a message such as "lr: too low; steps: none": cut where the next one names a key."""
     parts: list[str] = []
     for piece in text.split("; "):
         key = piece.partition(": ")[0].partition(".")[0]
@@ -106,7 +106,7 @@ def _told_keys(text: str, known: Sequence[str]) -> list[str]:
     return parts
 
 
-def _belongs(key: str, schema: type[BaseModel]) -> str:
+def _suggest_section(key: str, schema: type[BaseModel]) -> str:
     """Where a key that stands in the wrong section belongs."""
     found = [".".join(place) for place in all_keys(schema) if place[-1] == key]
     return f" It belongs to {found[0]}." if found else ""

@@ -277,7 +277,7 @@ class PruningTraining(Training):
     def evaluate_every(self) -> int | None:
         return self.trainer_settings.dl_settings.evaluate_every
 
-    def outside(self) -> Iterator[tuple[str, str]]:
+    def check_files(self) -> Iterator[tuple[str, str]]:
         """Files that are not there, and what the model's own config.json, if it is on this disk, says cannot be done."""
         for split in ("train", "val"):
             for key in ("questions", "annotations", "images"):

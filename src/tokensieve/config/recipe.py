@@ -10,7 +10,7 @@ from tokensieve.config.section import Section
 from tokensieve.errors import UserError
 
 # Keys of any task that say how and where the work is done, and do not change what comes out of it.
-CIRCUMSTANCES = {
+KEYS_OUTSIDE_RECIPE = {
     *("output", "workers", "threads", "device", "model_cache_dir", "checkpoint_every", "evaluate", "val_images"),
     *("manager_settings", "search_settings"),
 }
@@ -18,7 +18,7 @@ CIRCUMSTANCES = {
 
 def recipe(config: Section) -> dict[str, Any]:
     """What decides the result of a training: all of its file but the circumstances."""
-    decided: dict[str, Any] = json.loads(config.model_dump_json(exclude=CIRCUMSTANCES))
+    decided: dict[str, Any] = json.loads(config.model_dump_json(exclude=KEYS_OUTSIDE_RECIPE))
     return decided
 
 

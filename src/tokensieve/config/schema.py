@@ -32,12 +32,12 @@ class Training(Section):
             raise ValueError("manager_settings.gpus_per_subtask: this is trained by one process, on one GPU; write 1")
         return self
 
-    def outside(self) -> Iterable[tuple[str, str]]:
+    def check_files(self) -> Iterable[tuple[str, str]]:
         """What is wrong outside the file, such as data that is not there: the path of a key, and a message."""
         return ()
 
     def notes(self) -> Iterable[str]:
-        """What is odd outside the file, and yet no mistake."""
+        """What is odd outside the file, and yet no error."""
         return ()
 
 
@@ -84,4 +84,4 @@ class Optimizer(Section):
             raise ValueError(f"optimizer.warmup: {self.warmup} is not less than the {steps} steps of the training")
 
 
-OUTPUTS = ("output", "OUTPUT_DIR")  # how files call the folder of a run
+OUTPUT_KEYS = ("output", "OUTPUT_DIR")  # how files call the folder of a run

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tokensieve.config import explain
-from tokensieve.config.document import Document, Mistake, Place
-from tokensieve.config.schema import OUTPUTS, Training
+from tokensieve.config.document import ConfigError, Document, KeyPath
+from tokensieve.config.schema import OUTPUT_KEYS, Training
 from tokensieve.errors import did_you_mean
 
 
-def key_path(key: str) -> Place:
+def key_path(key: str) -> KeyPath:
     """The place that a path of keys means: "phases.0.steps" is ("phases", 0, "steps")."""
     return tuple(int(part) if part.isdigit() else part for part in key.split("."))
 
@@ -21,18 +21,18 @@ def number_type(schema: type[Training], key: str) -> type[int] | type[float] | N
     return annotation if annotation in (int, float) else None
 
 
-def check_space(document: Document, schema: type[Training]) -> Iterator[Mistake]:
+def check_space(document: Document, schema: type[Training]) -> Iterator[ConfigError]:
     """What is wrong with the keys that a search would change, and with ranges of what has none."""
     settings = document.data.get("search_settings")
     space = settings.get("space") if isinstance(settings, dict) else None
     known = [".".join(place) for place in explain.all_keys(schema)]
-    fixed = ("manager_settings", "search_settings", *OUTPUTS, "task")
+    fixed = ("manager_settings", "search_settings", *OUTPUT_KEYS, "task")
     free = [key for key in known if key.split(".")[0] not in fixed]
     manager = document.data.get("manager_settings")
     asked = isinstance(settings, dict) and settings.get("enable") is True
     asked |= isinstance(manager, dict) and manager.get("mode") == "optuna"
     if asked and not space:
-        yield document.mistake(("search_settings", "space"), nothing_to_search(schema))
+        yield document.error(("search_settings", "space"), nothing_to_search(schema))
     for key, tried in space.items() if isinstance(space, dict) else ():
         ends = [tried.get(name) for name in ("low", "high", "step")] if isinstance(tried, dict) else []
         kind, wrong = number_type(schema, str(key)), None
@@ -45,7 +45,7 @@ def check_space(document: Document, schema: type[Training]) -> Iterator[Mistake]
         elif kind is int and any(isinstance(end, float) and end != int(end) for end in ends):
             wrong = "is a whole number; give whole numbers for low, high and step"
         if wrong is not None:
-            yield document.mistake(("search_settings", "space", str(key)), wrong)
+            yield document.error(("search_settings", "space", str(key)), wrong)
 
 
 def nothing_to_search(schema: type[Training]) -> str:

@@ -32,7 +32,7 @@ class Stage:
 
 
 @dataclass
-class Trace:
+class CacheRecord:
     """What a plan has done to a cache."""
 
     plan: str
@@ -40,10 +40,10 @@ class Trace:
     stages: dict[int, Stage] = field(default_factory=dict)  # by the layer with which each begins
 
 
-class Sieved:
+class PrunedCache:
     """A cache whose layers hold fewer tokens than were fed; asked for its length in general, it tells what was fed."""
 
-    trace: Trace
+    trace: CacheRecord
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         length: int = super().get_seq_length(layer_idx)  # type: ignore[misc]
@@ -56,16 +56,16 @@ class Sieved:
 
 
 @functools.cache
-def _sieved(kind: Any) -> Any:
+def pruned_cache_class(kind: Any) -> Any:
     """The class of caches of a kind that a plan has been at."""
-    return type(f"Sieved{kind.__name__}", (Sieved, kind), {})
+    return type(f"Sieved{kind.__name__}", (PrunedCache, kind), {})
 
 
-def trace_of(cache: Any) -> Trace | None:
+def cache_record(cache: Any) -> CacheRecord | None:
     """What plans did to a cache; None: nothing."""
-    return cache.trace if isinstance(cache, Sieved) else None
+    return cache.trace if isinstance(cache, PrunedCache) else None
 
 
-def held(cache: Any, layer: int) -> int:
+def cached_length(cache: Any, layer: int) -> int:
     """Tokens in the cache of a layer."""
     return int(cache.layers[layer].get_seq_length()) if cache is not None and len(cache.layers) > layer else 0

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.core import Question, Reduction
-from tokensieve.cutting.cache import Stage, Trace, _sieved, held, trace_of
+from tokensieve.cutting.cache import CacheRecord, Stage, cache_record, cached_length, pruned_cache_class
 from tokensieve.errors import PlanWarning, UserError
 from tokensieve.models.patching import Patch
 from tokensieve.models.patching import replace as replace_method
@@ -32,11 +32,11 @@ from tokensieve.models.tower import Undo
 from tokensieve.models.vlm import Vlm
 from tokensieve.scoring import Attention
 
-SOFTEST = torch.finfo(torch.float32).tiny  # the smallest probability of staying whose logarithm is taken
+MIN_KEEP_PROBABILITY = torch.finfo(torch.float32).tiny  # the smallest probability of staying whose logarithm is taken
 
 
 @dataclass
-class Shown:
+class ImageFeatures:
     """The images whose features were computed last."""
 
     lengths: list[int]  # tokens of each image, as placeholders in the sequence count them
@@ -111,7 +111,7 @@ class Decoding:
     left_of: Callable[[int], tuple[Tensor, Tensor | None, int] | None]
     asked: Callable[[], Tensor | None]  # (B, L), the caller's own mask of the question
     plan: str
-    shown: Shown | None = None
+    shown: ImageFeatures | None = None
     prompt: Prompt | None = None
     prompted: int | None = None  # tokens of the prompt, while generate() runs
     run: Run | None = None
@@ -161,7 +161,7 @@ class Decoding:
         real = torch.ones_like(pictured) if self.prompt.real is None else self.prompt.real.to(ids.device, torch.bool)
         mask = self._question(real[:, -ids.shape[1] :], pictured)
         embedded = self.vlm.inner.get_input_embeddings()(ids)
-        return _packed(embedded, mask).rows(torch.arange(len(ids), device=ids.device).repeat_interleave(counts))
+        return _pack_question(embedded, mask).rows(torch.arange(len(ids), device=ids.device).repeat_interleave(counts))
 
     # --- around the decoder -------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Decoding:
                 kept, order = kept.sort(dim=1)
                 lengths, sizes = [n] * len(features), None if sizes is None else sizes.gather(1, order)
             total = float(torch.cat(tuple(features)).detach().sum(dtype=torch.float64))
-            self.shown = Shown(lengths, total, kept, sizes)
+            self.shown = ImageFeatures(lengths, total, kept, sizes)
             return out
 
         return get_image_features
@@ -231,13 +231,13 @@ class Decoding:
     def _start(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         pictured, self.pictured, self.run = self.pictured, None, None
         cache = kwargs.get("past_key_values")
-        trace = trace_of(cache)
+        trace = cache_record(cache)
         x = kwargs.get("inputs_embeds")
         if x is None:  # text alone, given to the decoder itself
             x = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         batch, length = x.shape[:2]
         if pictured is None and trace is None:
-            if length > 1 and not held(cache, 0) and not self.warned:
+            if length > 1 and not cached_length(cache, 0) and not self.warned:
                 self.warned = True
                 note = f"{self.plan}: no image in this prompt, or its features came in a way that is not known: nothing is cut"
                 warnings.warn(note, PlanWarning, stacklevel=2)
@@ -252,7 +252,7 @@ class Decoding:
                 "a plan in the decoder needs the attention mask as (batch, length), or none: call generate() without a "
                 "static cache, and the model without a mask of its own"
             )
-        seen = held(cache, 0) if trace is None else trace.seen
+        seen = cached_length(cache, 0) if trace is None else trace.seen
         if mask is not None and mask.shape[1] != seen + length:
             raise UserError(f"the attention mask is for {mask.shape[1]} tokens, but {seen} were fed and {length} come")
         self.vlm.decoder.check(length + seen)
@@ -298,16 +298,18 @@ class Decoding:
                     x = self._cut(cut, number, x, tables, run)
                 self._narrow(number, x, kwargs.get("past_key_values"), run)
                 run.tables = (
-                    tables if run.at is None else tuple(_rows(table.expand(len(x), -1, -1), run.at) for table in tables)
+                    tables if run.at is None else tuple(_gather_rows(table.expand(len(x), -1, -1), run.at) for table in tables)
                 )
             kwargs |= {"attention_mask": run.mask, "position_ids": None, "position_embeddings": run.tables}
             if run.at is None:
                 return stock(x, *args, **kwargs)
-            out = stock(_rows(x, run.at), *args, **kwargs)
+            out = stock(_gather_rows(x, run.at), *args, **kwargs)
             made: Tensor = out[0] if isinstance(out, tuple) else out  # (B, K, D)
             x = x.to(made.device)
             whole = (
-                x.flatten(0, 1).index_copy(0, _flat(run.at.to(x.device), x.shape[1]), made.flatten(0, 1).to(x.dtype)).view_as(x)
+                x.flatten(0, 1)
+                .index_copy(0, _flat_index(run.at.to(x.device), x.shape[1]), made.flatten(0, 1).to(x.dtype))
+                .view_as(x)
             )
             return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
@@ -318,7 +320,7 @@ class Decoding:
         if not run.groups:
             return x
         groups = []
-        asks = _packed(x, run.question)
+        asks = _pack_question(x, run.question)
         last = run.question.int().cumsum(1).argmax(1)  # (B,), the last token of the question
         for group in run.groups:
             rows, at = group.rows, group.at
@@ -334,7 +336,7 @@ class Decoding:
             if reduction.soft is not None:
                 if not self.vlm.decoder.takes_bias:
                     raise UserError('a soft mask needs attn_implementation="sdpa" or "eager"; flash attention takes none')
-                self._weigh(run, rows, at, reduction.soft.float().clamp_min(SOFTEST))
+                self._weigh(run, rows, at, reduction.soft.float().clamp_min(MIN_KEEP_PROBABILITY))
                 groups.append(group)
                 continue
             on = at.gather(1, reduction.index)  # (G, K)
@@ -345,7 +347,7 @@ class Decoding:
             if reduction.sizes is not None:
                 before = 1.0 if group.sizes is None else group.sizes.gather(1, reduction.index)
                 self._weigh(run, rows, on, reduction.sizes / before)
-            groups.append(replace(group, at=on, sizes=reduction.carry_sizes(group.sizes)))
+            groups.append(replace(group, at=on, sizes=reduction.sizes_after(group.sizes)))
         run.groups = groups
         return x
 
@@ -365,10 +367,10 @@ class Decoding:
 
     def _remember(self, cache: Any, number: int, new: Stage, run: Run) -> Stage:
         """What the layers from this one on have seen with what comes now, written on the cache."""
-        past, trace = held(cache, number), trace_of(cache)
+        past, trace = cached_length(cache, number), cache_record(cache)
         if trace is None:
-            trace = Trace(self.plan, past)
-            cache.__class__ = _sieved(type(cache))  # type: ignore[arg-type]
+            trace = CacheRecord(self.plan, past)
+            cache.__class__ = pruned_cache_class(type(cache))  # type: ignore[arg-type]
             cache.trace = trace
         if number == min(self.cuts):
             trace.seen += run.real.shape[1]
@@ -429,18 +431,18 @@ class Decoding:
         return text
 
 
-def _flat(at: Tensor, length: int) -> Tensor:
+def _flat_index(at: Tensor, length: int) -> Tensor:
     """Places (B, K) in rows of that length, counted through all rows: whole rows are copied faster than single numbers."""
     return (at + torch.arange(len(at), device=at.device)[:, None] * length).flatten()
 
 
-def _rows(x: Tensor, at: Tensor) -> Tensor:
+def _gather_rows(x: Tensor, at: Tensor) -> Tensor:
     """The states x (B, L, D) at these places (B, K): (B, K, D)."""
-    return x.flatten(0, 1).index_select(0, _flat(at, x.shape[1])).view(*at.shape, x.shape[2])
+    return x.flatten(0, 1).index_select(0, _flat_index(at, x.shape[1])).view(*at.shape, x.shape[2])
 
 
-def _packed(x: Tensor, mask: Tensor) -> Question:
+def _pack_question(x: Tensor, mask: Tensor) -> Question:
     """The marked tokens of each row, moved together: (B, L, E), (B, L) -> (B, T, E)."""
     most = max(1, int(mask.sum(1).amax()))
     order = (~mask).int().argsort(dim=1, stable=True)[:, :most]
-    return Question(_rows(x, order), mask.gather(1, order))
+    return Question(_gather_rows(x, order), mask.gather(1, order))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tokensieve.core import Question, Reduction, View
 from tokensieve.cutting.decoder import Decoding
 from tokensieve.cutting.passes import Pass, Row
-from tokensieve.cutting.placement import Cut, all_kept, foresee, place
+from tokensieve.cutting.placement import Cut, all_kept_note, check_token_counts, place_plan
 from tokensieve.errors import NotFinite, PlanWarning, Uncuttable, UserError
 from tokensieve.models.patching import Patch, replace
 from tokensieve.models.registry import open_tower, open_vlm
@@ -23,7 +23,7 @@ from tokensieve.models.tower import Block, Layout, Tower, Undo
 from tokensieve.parts.protocol import Weights
 from tokensieve.parts.resolve import load_parts
 from tokensieve.plan import Plan, Step
-from tokensieve.rest import settle
+from tokensieve.rest import apply_rest
 from tokensieve.scoring import Attention
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ class Handle:
         """Finds the places of the plan in the model."""
         vlm = open_vlm(model)
         self._tower = open_tower(model) if vlm is None else vlm.tower
-        cuts = place(self.plan, self._tower, seed, None if vlm is None else vlm.decoder.depth, self.parts)
+        cuts = place_plan(self.plan, self._tower, seed, None if vlm is None else vlm.decoder.depth, self.parts)
         self._cuts = [cut for cut in cuts if cut.part != "llm"]
         if self._tower is not None:
-            for cut in self._cuts if self._tower.apart else ():
+            for cut in self._cuts if self._tower.no_blocks_reason else ():
                 if cut.step.where.part != "out":
-                    raise Uncuttable(f"{cut.step}: {self._tower.apart}; cut @out")
+                    raise Uncuttable(f"{cut.step}: {self._tower.no_blocks_reason}; cut @out")
             self._tower.check()
-            self.notes = foresee(cuts, self._tower, self.parts)
+            self.notes = check_token_counts(cuts, self._tower, self.parts)
         elif self._cuts:
             assert vlm is not None
             raise Uncuttable(f"{self._cuts[0].step}: {vlm.reason}")
@@ -105,8 +105,8 @@ class Handle:
             return self
         self._weighs = any(self._makes_sizes(cut.step) for cut in self._cuts)
         if self._weighs:
-            self._undo += self._tower.weigh_pooling(lambda: self._pass.sizes if self._pass else None)
-        self._undo += self._tower.watch(self._told)
+            self._undo += self._tower.patch_pooling(lambda: self._pass.sizes if self._pass else None)
+        self._undo += self._tower.on_layout(self._told)
         at_head = [cut for cut in self._cuts if self._at_head(cut)]
         heard = any("attention" in cut.step.method.needs for cut in at_head)  # that of the last block
         sizes_flow = False
@@ -206,13 +206,13 @@ class Handle:
             state = self._pass
             for cut in before:
                 x = self._cut(cut, x, state)
-            args, named = block.narrow(state.at, args, kwargs)
+            args, named = block.select_inputs(state.at, args, kwargs)
             if asked or state.bias is not None:
                 opened, state.attention = block.attend(x, state.bias, *args, **named)
                 state.since = None
                 for cut in inside:
                     opened = self._cut(cut, opened, state)
-                x = stock(x, *args, **named) if only_zeros and state.bias is None else block.feed(opened)
+                x = stock(x, *args, **named) if only_zeros and state.bias is None else block.mlp(opened)
             else:
                 x = stock(x, *args, **named)
             for cut in after:
@@ -292,10 +292,12 @@ class Handle:
             state.stages.append((cut.name, reduction))
             state.ledger.append(Row(cut.name, n, reduction.k))
             if step.rest == "zero":
-                kept = view.size().gather(1, reduction.index)
-                state.sizes = torch.zeros_like(view.size()).scatter(1, reduction.index, kept)  # nobody stands at a zero
+                kept = view.sizes_or_ones().gather(1, reduction.index)
+                state.sizes = torch.zeros_like(view.sizes_or_ones()).scatter(
+                    1, reduction.index, kept
+                )  # nobody stands at a zero
                 return torch.cat([prefix, reduction.zero_fill(tokens)], dim=1)
-            state.sizes = reduction.carry_sizes(state.sizes)
+            state.sizes = reduction.sizes_after(state.sizes)
             if state.sizes is not None and not self._weighs:
                 raise UserError(
                     f"{step}: train() was called with the plan on, which would lose gradients; call it before apply"
@@ -311,7 +313,7 @@ class Handle:
         if keep < 1:
             raise UserError(f"{cut.step} at layer {cut.name} leaves no token of {n}")
         if keep == n:
-            note = all_kept(cut, n)
+            note = all_kept_note(cut, n)
             if note not in self.notes:  # images smaller than the configured size
                 self.notes.append(note)
                 warnings.warn(note, PlanWarning, stacklevel=2)
@@ -324,7 +326,7 @@ class Handle:
         chosen = cut.step.method.decide(view, keep, **cut.step.arguments())
         if chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
             raise NotFinite(f"{cut.step} at layer {cut.name}: its scores hold NaN or infinity")
-        return chosen if chosen.soft is not None else settle(view, chosen, cut.step.rest)
+        return chosen if chosen.soft is not None else apply_rest(view, chosen, cut.step.rest)
 
     # --- where a language model reads the tokens ----------------------------------------------------------------
 
@@ -350,7 +352,7 @@ class Handle:
 
     def _numbers(self, images: int) -> Tensor:
         """The numbers of the images of a batch within the run: (B,)."""
-        spread = self._tower.spread if self._tower is not None else lambda samples: samples
+        spread = self._tower.expand_sample_ids if self._tower is not None else lambda samples: samples
         if self.samples is not None:
             return spread(self.samples)
         first, self._seen = self._seen, self._seen + images // len(spread(torch.zeros(1)))  # an object may have several images

@@ -60,4 +60,4 @@ class Pass:
         if reduction.soft is not None:
             self.soft.append((cut.name, reduction))
         elif reduction.k < reduction.n:
-            self.stages.append((cut.name, reduction.rows(torch.tensor(once, device=images.device))))
+            self.stages.append((cut.name, reduction.select_images(torch.tensor(once, device=images.device))))

@@ -26,29 +26,33 @@ class Cut:
 
     @property
     def name(self) -> str:
-        return place_name(self.layer, self.part)
+        return position_name(self.layer, self.part)
 
 
-def place_name(layer: int, part: str) -> str:
+def position_name(layer: int, part: str) -> str:
     """How the ledger and the methods call a place."""
     return {"block": f"{layer}", "attn": f"{layer}.attn", "out": "out", "llm": f"llm.{layer}"}[part]
 
 
-def place(
+def place_plan(
     plan: Plan, tower: Tower | None, seed: int, decoder: int | None = None, parts: Mapping[str, nn.Module] | None = None
 ) -> list[Cut]:
     """The plan's cuts in the order in which an image meets them: in the tower, then in a decoder of so many layers."""
     cuts: list[Cut] = []
     for step in plan.steps:
         depth = tower.depth if tower is not None else 0
-        for layer, part in _decoder_places(step, decoder, depth) if step.where.part == "llm" else _places(step, depth):
+        for layer, part in (
+            _resolve_decoder_positions(step, decoder, depth) if step.where.part == "llm" else _resolve_positions(step, depth)
+        ):
             if layer == 0 and part != "llm" and "attention" in step.method.needs:
-                if tower is not None and tower.apart:
-                    raise UserError(f"{step}: {step.method.name} needs the attention of a block, and {tower.apart}")
+                if tower is not None and tower.no_blocks_reason:
+                    raise UserError(f"{step}: {step.method.name} needs the attention of a block, and {tower.no_blocks_reason}")
                 raise UserError(f"{step}: {step.method.name} needs the attention of a block, and none has run at @0; use @1")
-            name = place_name(layer, part)
+            name = position_name(layer, part)
             cuts.append(
-                Cut(step, layer, part, seed * 1000 + len(cuts), _budget(step, name, (parts or {}).get(step.method.name)))
+                Cut(
+                    step, layer, part, seed * 1000 + len(cuts), _resolve_budget(step, name, (parts or {}).get(step.method.name))
+                )
             )
     order = {"attn": 0, "block": 1, "out": 2, "llm": 3}
     cuts.sort(key=lambda cut: (cut.part == "llm", cut.layer, order[cut.part]))
@@ -57,21 +61,21 @@ def place(
     return cuts
 
 
-def _budget(step: Step, place: str, part: Any) -> Budget:
+def _resolve_budget(step: Step, place: str, part: Any) -> Budget:
     """How many tokens go on: what the plan says, or the method's options, or what its part was trained for."""
     places = part.places() if hasattr(part, "places") else None
     if places is not None and place not in places:
         known = ", ".join(f"@{name}" for name in places)
         raise UserError(f"{step}: these weights of {step.method.name} were not trained for @{place}; they were for {known}")
     if step.budget is not None or step.method.budget is not None:
-        return step.spending()
+        return step.resolved_budget()
     keep = part.budget(place) if hasattr(part, "budget") else None
     if keep is None:
         raise UserError(f"{step}: how many tokens? Write for example {step.method.name}@{place}:50%")
     return Budget("keep", Fraction(keep))
 
 
-def _decoder_places(step: Step, decoder: int | None, depth: int) -> list[tuple[int, str]]:
+def _resolve_decoder_positions(step: Step, decoder: int | None, depth: int) -> list[tuple[int, str]]:
     if decoder is None:
         raise UserError(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
     places = []
@@ -86,12 +90,12 @@ def _decoder_places(step: Step, decoder: int | None, depth: int) -> list[tuple[i
     return places
 
 
-def places_of(step: Step, tower: Tower) -> list[str]:
+def position_names(step: Step, tower: Tower) -> list[str]:
     """What the ledger calls the places of a step in a tower."""
-    return [place_name(layer, part) for layer, part in _places(step, tower.depth)]
+    return [position_name(layer, part) for layer, part in _resolve_positions(step, tower.depth)]
 
 
-def _places(step: Step, depth: int) -> list[tuple[int, str]]:
+def _resolve_positions(step: Step, depth: int) -> list[tuple[int, str]]:
     where = step.where
     if not depth:
         return [(0, "out" if where.part in ("out", "half") else where.part)]  # a tower that cannot be cut: told by the handle
@@ -110,14 +114,14 @@ def _places(step: Step, depth: int) -> list[tuple[int, str]]:
     return places
 
 
-def all_kept(cut: Cut, n: int) -> str:
+def all_kept_note(cut: Cut, n: int) -> str:
     """What to say where a cut cuts nothing of n tokens."""
     budget = cut.budget
     asked = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
     return f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {asked}: everything is kept"
 
 
-def foresee(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> list[str]:
+def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> list[str]:
     """Walks the token counts through the plan: an error where nothing would be left, notes where nothing is cut."""
     notes, n = [], tower.grid[0] * tower.grid[1]
     for cut in cuts:
@@ -125,7 +129,7 @@ def foresee(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> list[str
         if keep < 1:
             raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")
         if keep == n:
-            notes.append(all_kept(cut, n))
+            notes.append(all_kept_note(cut, n))
         elif cut.step.method.mixes and (part := parts.get(cut.step.method.name)) and part.budget(cut.name) != keep:
             raise UserError(f"{cut.step}: its weights leave {part.budget(cut.name)} tokens, not {keep}; leave the number out")
         elif cut.step.rest == "zero" and tower.pools_cls:

@@ -17,9 +17,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.data.source import Broken, Source
-from tokensieve.data.streams import _Foreign
+from tokensieve.data.streams import OtherStream
 from tokensieve.errors import UserError
-from tokensieve.provenance import digest, stamp
+from tokensieve.provenance import digest, file_stat
 
 CLASSIFY, RETRIEVE, SELECT = "zeroshot_classification", "zeroshot_retrieval", "image_caption_selection"
 CAPTION_TASKS = (RETRIEVE, SELECT, "captioning")  # the others need labels
@@ -38,7 +38,7 @@ CLASSIFICATION, CAPTIONS = tuple(_CLASSIFICATION.split()), tuple(_CAPTIONS.split
 HOSTS = ("huggingface.co", "github.com", "image-net.org", "pytorch.org")  # if none of them answers, there is no network
 
 
-def _check_caption_files(name: str, folder: str, split: str, language: str, annotation_file: str) -> None:
+def check_caption_files(name: str, folder: str, split: str, language: str, annotation_file: str) -> None:
     """A UserError if what clip_benchmark would fetch is not there and there is no network.
 
     It fetches by shell commands that report no failure and leave empty files behind.
@@ -70,7 +70,7 @@ def _check_caption_files(name: str, folder: str, split: str, language: str, anno
         )
 
 
-def _from_package(
+def open_dataset(
     name: str,
     transform: Callable[[Any], Tensor],
     folder: str,
@@ -144,7 +144,7 @@ def _from_package(
         raise UserError(f"cannot read the data set {name} in {folder!r} (--dataset_root), split {split!r}: {reason}") from error
 
 
-def _chosen(path: str | None, flag: str, keys: Sequence[str]) -> Any:
+def custom_texts(path: str | None, flag: str, keys: Sequence[str]) -> Any:
     """The entry of a JSON file by the first of these names it has; a bare file name may be one in clip_benchmark's folder."""
     if not path:
         return None
@@ -165,21 +165,23 @@ def _chosen(path: str | None, flag: str, keys: Sequence[str]) -> Any:
     raise UserError(f'{flag} {path} has no entry for {keys[0]!r}; it must be {{"{keys[0]}": [...]}}.')
 
 
-def _guarded(given: Any, name: str, folder: str, split: str) -> Source:
+def checked_source(given: Any, name: str, folder: str, split: str) -> Source:
     classes, templates = list(getattr(given, "classes", None) or []), getattr(given, "templates", None) or []
     mark: list[Any] = [name, split]
     if isinstance(given, IterableDataset):
-        return Source(_Foreign(given), classes, templates, digest([*mark, folder]))
+        return Source(OtherStream(given), classes, templates, digest([*mark, folder]))
     if hasattr(given, "loader") and hasattr(given, "samples"):  # an image folder
         given.loader = open_image
-        mark.append([(os.path.relpath(path, folder), label, *stamp(path)) for path, label in given.samples])
+        mark.append([(os.path.relpath(path, folder), label, *file_stat(path)) for path, label in given.samples])
     else:
         files = sorted(os.path.join(place, file) for place, _, inside in os.walk(folder) for file in inside)
-        mark.extend([len(given), *((os.path.relpath(file, folder), *stamp(file)) for file in files)])
-    return Source(Guarded(given), classes, templates, digest(mark), captions=name in CAPTIONS)
+        mark.extend([len(given), *((os.path.relpath(file, folder), *file_stat(file)) for file in files)])
+    return Source(CheckedDataset(given), classes, templates, digest(mark), captions=name in CAPTIONS)
 
 
-def _captioned(given: Any, transform: Callable[[Any], Tensor], name: str, folder: str, split: str, language: str) -> Source:
+def captioned_source(
+    given: Any, transform: Callable[[Any], Tensor], name: str, folder: str, split: str, language: str
+) -> Source:
     """The image files and captions of one of clip_benchmark's caption sets, read here so that a broken image is counted."""
     if hasattr(given, "coco"):
         files = [os.path.join(given.root, given.coco.loadImgs(key)[0]["file_name"]) for key in given.ids]
@@ -191,12 +193,12 @@ def _captioned(given: Any, transform: Callable[[Any], Tensor], name: str, folder
     else:  # flickr's files are under the root, with several captions; the others' are whole paths with one caption
         files = [os.path.join(given.root, file) if isinstance(told, list) else file for file, told in given.data]
         captions = [told if isinstance(told, list) else [told] for _, told in given.data]
-    stamps = [(os.path.relpath(file, folder), *stamp(file)) for file in files]
+    stamps = [(os.path.relpath(file, folder), *file_stat(file)) for file in files]
     mark = digest([name, split, language, stamps, captions])
     return Source(Captioned(files, captions, transform), [], [], mark, captions=True)
 
 
-class Guarded(Dataset[Any]):
+class CheckedDataset(Dataset[Any]):
     """A data set whose unreadable images come as Broken instead of an exception."""
 
     def __init__(self, given: Any) -> None:

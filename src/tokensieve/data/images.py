@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 MAX_PIXELS = 100_000_000
-AWRY = 0.001  # share of pixels, at either end, that may be hot or dead and do not set the range
+OUTLIER_SHARE = 0.001  # share of pixels, at either end, that may be hot or dead and do not set the range
 T = TypeVar("T")
 
 
@@ -63,7 +63,7 @@ def by_own_range(image: Image.Image) -> Image.Image:
     finite = np.sort(values[np.isfinite(values)])
     if not finite.size:
         raise BrokenImage("no value of it is a finite number")
-    aside = math.ceil(AWRY * finite.size)
+    aside = math.ceil(OUTLIER_SHARE * finite.size)
     low, high = (finite[aside], finite[-1 - aside]) if 2 * aside < finite.size else (0.0, 0.0)
     if low >= high:
         low, high = finite[0], finite[-1]

@@ -23,14 +23,14 @@ from tokensieve.data.clip_benchmark import (
     CLASSIFY,
     RETRIEVE,
     SELECT,
-    _captioned,
-    _check_caption_files,
-    _chosen,
-    _from_package,
-    _guarded,
+    captioned_source,
+    check_caption_files,
+    checked_source,
+    custom_texts,
+    open_dataset,
 )
-from tokensieve.data.source import Source, first
-from tokensieve.data.streams import _webdataset
+from tokensieve.data.source import Source, take_first
+from tokensieve.data.streams import webdataset_source
 from tokensieve.errors import UserError, nearest
 from tokensieve.provenance import digest
 from tokensieve.reid import layouts
@@ -53,24 +53,24 @@ def read_list(path: str, flag: str) -> list[str]:
         raise UserError(f"{flag} {path} is not a text file with one name a line: {error}.") from error
 
 
-def names(given: Sequence[str] | None) -> list[str]:
+def dataset_names(given: Sequence[str] | None) -> list[str]:
     """The data sets of a run: names, collections, and text files with a name a line, in order; unknown ones are errors."""
     found: list[str] = []
     for name in given or ["embedded"]:
         if os.path.isfile(name):
             found.extend(line.strip() for line in read_list(name, "--dataset") if line.strip())
-        elif name in EMBEDDED or name in CLASSIFICATION or own_task(name):
+        elif name in EMBEDDED or name in CLASSIFICATION or exclusive_task(name):
             found.append(name)
         else:
             from clip_benchmark.datasets.builder import dataset_collection
 
             found.extend(dataset_collection.get(name, [name]))
     for name in found:
-        check(name)
+        check_dataset(name)
     return found
 
 
-def check(name: str) -> None:
+def check_dataset(name: str) -> None:
     """A UserError if nothing of that name is known."""
     known = (*EMBEDDED, *CLASSIFICATION, *CAPTIONS, *vqa.NAMES, *layouts.NAMES)
     if name not in known and not name.startswith((*PREFIXES, vqa.PREFIX)):
@@ -82,7 +82,7 @@ def check(name: str) -> None:
         )
 
 
-def own_task(name: str) -> str | None:
+def exclusive_task(name: str) -> str | None:
     """The task of data that no other task can use: questions, and objects to be found again; None for other data."""
     if name in vqa.NAMES or name.startswith(vqa.PREFIX):
         return ANSWER
@@ -91,7 +91,7 @@ def own_task(name: str) -> str | None:
 
 def task_of(name: str) -> str:
     """The task that --task auto means for this data set."""
-    if own := own_task(name):
+    if own := exclusive_task(name):
         return own
     if name in EMBEDDED:
         return EMBEDDED[name]
@@ -124,7 +124,7 @@ def folder_of(name: str, root: str) -> str:
         raise UserError(f"--dataset_root {root!r} may only hold {{dataset}} and {{dataset_cleaned}}.") from error
 
 
-def build(
+def build_source(
     name: str,
     transform: Callable[[Any], Tensor],
     *,
@@ -150,29 +150,29 @@ def build(
         source = _embedded(name, transform, split, language)
     else:
         if name in CAPTIONS:
-            _check_caption_files(name, folder, split, language, annotation_file)
-        given = _from_package(
+            check_caption_files(name, folder, split, language, annotation_file)
+        given = open_dataset(
             name, transform, folder, split, language, wds_cache_dir, custom_template_file, task, annotation_file
         )
         if name.startswith("wds/"):
-            source = _webdataset(given, transform, wds_cache_dir)
+            source = webdataset_source(given, transform, wds_cache_dir)
             _check_task(name, source.captions, task)
         elif name in CAPTIONS and name != "winoground":
-            source = _captioned(given, transform, name, folder, split, language)
+            source = captioned_source(given, transform, name, folder, split, language)
         else:
-            source = _guarded(given, name, folder, split)
+            source = checked_source(given, name, folder, split)
 
     if task == CLASSIFY:
         keys = [name, short.removeprefix("tfds/").removeprefix("vtab/")]
-        classes = _chosen(custom_classname_file, "--custom_classname_file", keys)
-        templates = _chosen(custom_template_file, "--custom_template_file", [*keys, "imagenet1k"])
+        classes = custom_texts(custom_classname_file, "--custom_classname_file", keys)
+        templates = custom_texts(custom_template_file, "--custom_template_file", [*keys, "imagenet1k"])
         source.classes = list(classes or source.classes)
         source.templates = templates or source.templates
         if not source.classes or not source.templates:
             what = "class names" if not source.classes else "prompt templates"
             raise UserError(f"{name} has no {what}: give --custom_classname_file and --custom_template_file.")
         source.fingerprint = digest([source.fingerprint, source.classes, source.templates])
-    source = first(source, limit)
+    source = take_first(source, limit)
     if source.size == 0:
         raise UserError(f"the data set {name} is empty (split {split!r} under {folder!r}).")
     return source

@@ -42,7 +42,7 @@ class Batch(NamedTuple):
     samples: Tensor  # (B,) int64, one number for each sample, the same whoever reads it and however
 
 
-def stacked(images: Sequence[Tensor], targets: Sequence[Any]) -> tuple[Tensor, Any]:
+def stack_samples(images: Sequence[Tensor], targets: Sequence[Any]) -> tuple[Tensor, Any]:
     """Images (B,3,h,w) or (B,n,3,h,w), and labels (B,) or (B,C) or B lists of captions."""
     return torch.stack(list(images)), list(targets) if isinstance(targets[0], list) else default_collate(list(targets))
 
@@ -57,7 +57,7 @@ class Source:
     fingerprint: str
     most_workers: int | None = None  # more processes than this would stand idle
     captions: bool = False
-    join: Callable[[Sequence[Any], Sequence[Any]], tuple[Inputs, Any]] = stacked  # the samples of a batch as one
+    join: Callable[[Sequence[Any], Sequence[Any]], tuple[Inputs, Any]] = stack_samples  # the samples of a batch as one
 
     def __len__(self) -> int:
         return len(self.samples)  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ class Source:
             worker_init_fn=_leave_signals_to_the_parent,
         )
 
-    def divided(self, proportion: float, generator: torch.Generator) -> tuple[Source, Source]:
+    def split(self, proportion: float, generator: torch.Generator) -> tuple[Source, Source]:
         """The samples in two random parts, the second of that proportion; sizes and draws are torch's random_split's."""
         if isinstance(self.samples, Stream):
             raise UserError(
@@ -106,7 +106,7 @@ class Source:
         first, second = (
             replace(
                 self,
-                samples=_Chosen(self.samples, part.indices),
+                samples=Subset(self.samples, part.indices),
                 fingerprint=digest([self.fingerprint, list(part.indices)]),
             )
             for part in parts
@@ -114,21 +114,21 @@ class Source:
         return first, second
 
 
-def first(source: Source, limit: int | None) -> Source:
+def take_first(source: Source, limit: int | None) -> Source:
     """The first samples of it; without a limit all of them."""
     if limit is None:
         return source
     mark = digest([source.fingerprint, limit])
     if isinstance(source.samples, Stream):
-        return replace(source, samples=_FirstStreamed(source.samples, limit), most_workers=1, fingerprint=mark)
-    return replace(source, samples=_Chosen(source.samples, range(min(limit, len(source)))), fingerprint=mark)
+        return replace(source, samples=FirstOfStream(source.samples, limit), most_workers=1, fingerprint=mark)
+    return replace(source, samples=Subset(source.samples, range(min(limit, len(source)))), fingerprint=mark)
 
 
-class _Chosen(Dataset[Any]):
+class Subset(Dataset[Any]):
     """Some samples of a data set, which keep their numbers there."""
 
     def __init__(self, given: Any, indices: Sequence[int]) -> None:
-        inner = isinstance(given, _Chosen)
+        inner = isinstance(given, Subset)
         self.given = given.given if inner else given
         self.indices = [given.indices[index] for index in indices] if inner else indices
 
@@ -151,7 +151,7 @@ class Stream:
         raise NotImplementedError
 
 
-class _FirstStreamed(Stream):
+class FirstOfStream(Stream):
     """The first samples of a stream, in the order of a single worker."""
 
     def __init__(self, given: Stream, limit: int) -> None:
@@ -170,7 +170,7 @@ class _Batches(Dataset[Batch]):
     def __init__(self, samples: Any, size: int, rank: int, world: int, join: Any) -> None:
         self.samples, self.size, self.join = samples, size, join
         self.numbers = range(rank, -(-len(samples) // size), world)
-        self.names = samples.indices if isinstance(samples, _Chosen) else range(len(samples))
+        self.names = samples.indices if isinstance(samples, Subset) else range(len(samples))
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -192,7 +192,7 @@ class _StreamBatches(IterableDataset[Batch]):
         self.samples, self.size, self.rank, self.world, self.join = samples, size, rank, world, join
 
     def __iter__(self) -> Iterator[Batch]:
-        worker, workers = _worker()
+        worker, workers = worker_number()
         found = self.samples.found()
         for turn in itertools.count():
             chunk = list(itertools.islice(found, self.size))
@@ -205,13 +205,13 @@ class _StreamBatches(IterableDataset[Batch]):
                 yield collate(decoded, turn * workers + worker, names, self.join)
 
 
-def _worker() -> tuple[int, int]:
+def worker_number() -> tuple[int, int]:
     """Which one of how many reading processes this is."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
 
 
-def collate(samples: Sequence[Any], number: int, names: Sequence[int], join: Any = stacked) -> Batch:
+def collate(samples: Sequence[Any], number: int, names: Sequence[int], join: Any = stack_samples) -> Batch:
     """One batch of the readable samples, and the list of the others."""
     broken = [sample for sample in samples if isinstance(sample, Broken)]
     readable = [(name, *sample) for name, sample in zip(names, samples, strict=True) if not isinstance(sample, Broken)]

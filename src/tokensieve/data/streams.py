@@ -14,28 +14,28 @@ import torch
 from torch import Tensor
 
 from tokensieve.data.images import BrokenImage, open_image
-from tokensieve.data.source import Broken, Source, Stream, _worker
+from tokensieve.data.source import Broken, Source, Stream, worker_number
 from tokensieve.errors import UserError
-from tokensieve.provenance import digest, stamp
+from tokensieve.provenance import digest, file_stat
 
 IMAGE_SUFFIXES = ("webp", "png", "jpg", "jpeg")
 
 
-class _Foreign(Stream):
+class OtherStream(Stream):
     """A stream of another package, which decodes as it goes; its workers take every so-manieth sample."""
 
     def __init__(self, given: Iterable[Any]) -> None:
         self.given = given
 
     def found(self) -> Iterator[tuple[int, Any]]:
-        worker, workers = _worker()
+        worker, workers = worker_number()
         return ((place * workers + worker, sample) for place, sample in enumerate(self.given))
 
     def decoded(self, sample: Any) -> Any:
         return sample
 
 
-def _webdataset(given: Any, transform: Callable[[Any], Tensor], cache_dir: str | None) -> Source:
+def webdataset_source(given: Any, transform: Callable[[Any], Tensor], cache_dir: str | None) -> Source:
     """The same shards as clip_benchmark's pipeline, decoded here: no pickles, and a broken image is counted."""
     import webdataset
 
@@ -46,7 +46,7 @@ def _webdataset(given: Any, transform: Callable[[Any], Tensor], cache_dir: str |
     pipeline = webdataset.WebDataset(
         shards, cache_dir=cache_dir, shardshuffle=False, nodesplitter=_every_shard, empty_check=False
     )
-    mark = digest([(os.path.basename(shard), *stamp(shard)) if os.path.isfile(shard) else shard for shard in shards])
+    mark = digest([(os.path.basename(shard), *file_stat(shard)) if os.path.isfile(shard) else shard for shard in shards])
     captions = (
         str.splitlines in given.pipeline[-1].args
     )  # what clip_benchmark does to the text if dataset_type.txt says retrieval

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tokensieve.data.vqa_files import FileQuestions, _gqa, _jsonl, _vqav2
+from tokensieve.data.vqa_files import FileQuestions, read_gqa, read_jsonl, read_vqav2
 from tokensieve.data.vqa_items import VqaData, VqaItem
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.provenance import digest
@@ -52,7 +52,7 @@ def load(
         raise UserError(f"{name} has its answers beside the questions: leave --annotations {annotations} out.")
     named = {"questions": questions, "annotations": annotations, "images": images}
     paths = {flag: None if path is None else Path(path) for flag, path in named.items()}
-    reader = {"vqav2": _vqav2, "gqa": _gqa, "jsonl": _jsonl}[name]
+    reader = {"vqav2": read_vqav2, "gqa": read_gqa, "jsonl": read_jsonl}[name]
     asked, folder, odd = reader(split, None if root is None else Path(root), **paths)
     if not asked:
         raise UserError(f"{name} ({split}): there is no question in the files.")

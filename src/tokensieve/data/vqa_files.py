@@ -13,7 +13,7 @@ from typing import Any
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.data.vqa_items import Asked, VqaData, VqaItem
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.provenance import digest, stamp
+from tokensieve.provenance import digest, file_stat
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 EXAMPLES = 3  # of every kind of fault are named
@@ -40,7 +40,7 @@ class FileQuestions(VqaData):
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
         files = dict.fromkeys(one.file for one in self.asked)
-        return digest([self.name, self.split, self.asked, [(file, *stamp(self.folder / file)) for file in files]])
+        return digest([self.name, self.split, self.asked, [(file, *file_stat(self.folder / file)) for file in files]])
 
     def __len__(self) -> int:
         return len(self.asked)
@@ -65,17 +65,17 @@ class FileQuestions(VqaData):
             "question ids come more than once": [key for key, count in ids.items() if count > 1],
         }
         if any(faults.values()):
-            raise UserError(f"{self.name} ({self.split}): {'; '.join(_told(faults))}. {ADVICE[self.name]}")
+            raise UserError(f"{self.name} ({self.split}): {'; '.join(summarise_problems(faults))}. {ADVICE[self.name]}")
         same = Counter((one.file, one.question) for one in self.asked)
         remarks = {
             no_image: lost,
             "questions are asked of the same image more than once": [f"{q!r} of {f}" for (f, q), n in same.items() if n > 1],
             "images have no question about them": sorted(there - {one.file for one in self.all}),
         }
-        return [f"{self.name} ({self.split}): {remark}" for remark in [*_told(remarks), *self.odd]]
+        return [f"{self.name} ({self.split}): {remark}" for remark in [*summarise_problems(remarks), *self.odd]]
 
 
-def _told(found: Mapping[str, Sequence[str]]) -> list[str]:
+def summarise_problems(found: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{len(examples)} {what}: {_few(examples)}" for what, examples in found.items() if examples]
 
 
@@ -151,7 +151,7 @@ def _swapped(content: Any, key: str) -> str:
     return f" It has {other}: is it the file for --{other}?" if isinstance(content, dict) and other in content else ""
 
 
-def _vqav2(
+def read_vqav2(
     split: str, root: Path | None, questions: Path | None, annotations: Path | None, images: Path | None
 ) -> tuple[list[Asked], Path, list[str]]:
     if questions is None or annotations is None:
@@ -185,7 +185,7 @@ def _vqav2(
     return made, folder, odd
 
 
-def _gqa(
+def read_gqa(
     split: str, root: Path | None, questions: Path | None, annotations: Path | None, images: Path | None
 ) -> tuple[list[Asked], Path, list[str]]:
     if questions is None:
@@ -213,7 +213,7 @@ def _gqa(
     return made, folder, []
 
 
-def _jsonl(
+def read_jsonl(
     split: str, root: Path | None, questions: Path | None, annotations: Path | None, images: Path | None
 ) -> tuple[list[Asked], Path, list[str]]:
     if questions is None:

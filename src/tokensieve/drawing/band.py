@@ -46,7 +46,7 @@ class Band:
         return f"all {self.grid[0] * self.grid[1]} patch tokens" if self.grid else "all patch tokens"
 
 
-def band(
+def make_band(
     handle: Handle,
     image: Image.Image,
     batch_index: int = 0,

@@ -18,7 +18,7 @@ from PIL import Image
 from tokensieve.errors import UserError
 
 EDGE = 2.5  # pixels at the border of an image that interpolation treats in its own way
-AMISS = 0.05  # share of the ramp by which a pixel may miss the straight line
+RAMP_TOLERANCE = 0.05  # share of the ramp by which a pixel may miss the straight line
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,6 @@ def _edges(values: Callable[[np.ndarray], np.ndarray], seen: np.ndarray, length:
     if straight.sum() < 3:
         return whole
     slope, start = np.polyfit(places[straight] + 0.5, came_from[straight], 1)
-    if np.abs(start + slope * (places[straight] + 0.5) - came_from[straight]).max() > AMISS * (high - low):
+    if np.abs(start + slope * (places[straight] + 0.5) - came_from[straight]).max() > RAMP_TOLERANCE * (high - low):
         raise UserError("the transform does more than resize, crop and pad, so its patches have no place in the image")
     return float(start), float(start + slope * extent)

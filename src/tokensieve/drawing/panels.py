@@ -106,7 +106,7 @@ def _pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image, dtype=np.float32) / 255
 
 
-def _limits(one: Band) -> tuple[float, float, float, float]:
+def axis_limits(one: Band) -> tuple[float, float, float, float]:
     """left, right, bottom, top of what is shown: the image, and padding where the model saw some."""
     (wide, high), f = one.image.size, one.frame
     x, y = sorted((f.left, f.right)), sorted((f.top, f.bottom))
@@ -117,7 +117,7 @@ def _limits(one: Band) -> tuple[float, float, float, float]:
 
 
 def _place(axis: Any, one: Band) -> None:
-    left, right, bottom, top = _limits(one)
+    left, right, bottom, top = axis_limits(one)
     axis.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", anchor="NW", xticks=[], yticks=[])
     axis.set_facecolor("#F2F2F2")
     for side in axis.spines.values():
@@ -218,7 +218,7 @@ def _links(stage: Stage, colours: np.ndarray, grid: tuple[int, int] | None) -> n
     return np.array(links, dtype=int).reshape(-1, 2)
 
 
-def _unseen(one: Band) -> list[tuple[float, float, float, float]]:
+def unseen_area(one: Band) -> list[tuple[float, float, float, float]]:
     """The parts of the image that the patches do not cover: (left, top, right, bottom)."""
     wide, high = one.image.size
     x, y = sorted((one.frame.left, one.frame.right)), sorted((one.frame.top, one.frame.bottom))
@@ -229,6 +229,6 @@ def _unseen(one: Band) -> list[tuple[float, float, float, float]]:
 
 
 def _veil(axis: Any, one: Band) -> None:
-    for left, top, right, bottom in _unseen(one):
+    for left, top, right, bottom in unseen_area(one):
         box = (left, top), right - left, bottom - top
         axis.add_patch(Rectangle(*box, facecolor=to_rgba("#F2F2F2", 0.72), edgecolor="#9A9A9A", hatch="/////", linewidth=0))

@@ -22,8 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from PIL import Image
 
-from tokensieve.drawing.band import Band, as_image, band
-from tokensieve.drawing.panels import STYLE, TINTS, _limits, _unseen, draw_kept, draw_original, draw_scores, draw_shares
+from tokensieve.drawing.band import Band, as_image, make_band
+from tokensieve.drawing.panels import STYLE, TINTS, axis_limits, draw_kept, draw_original, draw_scores, draw_shares, unseen_area
 from tokensieve.drawing.stages import ANCHOR, DROPPED, FOLDED, GONE, MIXED, PICKED
 from tokensieve.errors import UserError
 
@@ -47,7 +47,7 @@ def picture(
     image: the original as a file or a PIL image, with the transform that made the model's input of it; or without
     transform what the model saw, as a PIL image or as the input tensor (3, h, w).
     """
-    return draw([band(handle, as_image(image), batch_index, transform, name=name)])
+    return draw([make_band(handle, as_image(image), batch_index, transform, name=name)])
 
 
 class Picture(Figure):
@@ -128,7 +128,7 @@ def arrange(rows: Sequence[list[Block]], bands: Sequence[Band]) -> Picture:
             for line in _heading(block):
                 say(x, y, line, fontsize=10, fontweight="bold", color=STYLE["ink"])
                 y += LINE
-            for line in _told(block):
+            for line in _wrap_notes(block):
                 say(x, y + 0.02, line, fontsize=8.5, color=STYLE["soft"])
                 y += LINE
             wide, high = block.size
@@ -204,12 +204,12 @@ def _heading(block: Block) -> list[str]:
     return textwrap.wrap(block.head, int(BOLD * (block.wide() - GAP))) or [""]
 
 
-def _told(block: Block) -> list[str]:
+def _wrap_notes(block: Block) -> list[str]:
     return [line for words in block.told for line in textwrap.wrap(words, int(LETTERS * (block.wide() - GAP)))]
 
 
 def _words(block: Block) -> float:
-    return 0.06 + LINE * (len(_heading(block)) + len(_told(block)))
+    return 0.06 + LINE * (len(_heading(block)) + len(_wrap_notes(block)))
 
 
 def _height(row: list[Block]) -> float:
@@ -219,7 +219,7 @@ def _height(row: list[Block]) -> float:
 
 def panel_size(one: Band) -> tuple[float, float]:
     """Width and height of a panel in inches: the same area for every shape, unless it is extreme."""
-    left, right, bottom, top = _limits(one)
+    left, right, bottom, top = axis_limits(one)
     shape = (right - left) / (bottom - top)
     wide, high = 2.75 * min(shape, 3.2) ** 0.5, 2.75 / max(shape, 0.3) ** 0.5
     return min(wide, high * shape), min(high, wide / shape)
@@ -255,6 +255,6 @@ def _entries(bands: Sequence[Band]) -> list[Any]:
         entries.append(Patch(facecolor="#D9D9D9", label="set to 0" if zeroed else "dropped"))
     if GONE in states:
         entries.append(Patch(facecolor="#8C8C8C", label="dropped at an earlier cut"))
-    if any(_unseen(one) for one in bands):
+    if any(unseen_area(one) for one in bands):
         entries.append(Patch(facecolor="#F2F2F2", edgecolor="#9A9A9A", hatch="/////", label="not seen by the model"))
     return entries

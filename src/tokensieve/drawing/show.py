@@ -26,7 +26,7 @@ from tokensieve.drawing.geometry import find_frame
 from tokensieve.drawing.sheet import Picture, draw
 from tokensieve.embedded.datasets import EmbeddedScenes
 from tokensieve.errors import PlanWarning, UserError, nearest
-from tokensieve.evaluation.arguments import S2_DEFAULT
+from tokensieve.evaluation.arguments import DEFAULT_PLAN
 from tokensieve.models import features, loading
 from tokensieve.models.loading import vlm as load_vlm
 from tokensieve.models.loading.loaded import Loaded
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> list[Path]:
     """Draw all images under all plans into one picture, or with {image} in --output into one for each; the files."""
     from tokensieve.reid import show
 
-    if show.wanted(args):
+    if show.is_reid(args):
         return show.run(args)
-    plans = [Plan.parse(text) for text in (args.plan or S2_DEFAULT, *args.compare)]
+    plans = [Plan.parse(text) for text in (args.plan or DEFAULT_PLAN, *args.compare)]
     answers = args.model_type == "vlm" or args.model == load_vlm.EMBEDDED or args.question is not None
     model_type = "vlm" if answers else args.model_type
     if answers:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> list[Path]:
         originals = [read(text, number) for number, text in enumerate(args.images)]
     places = sheets(args.output or DEFAULT_OUTPUT, [name for name, _, _ in originals], str(plans[0]))
     named, weighted = ([name] if name is not None else None for name in (args.model, args.pretrained))
-    model, pretrained = loading.pairs(named, weighted, None, model_type)[0]
+    model, pretrained = loading.model_pairs(named, weighted, None, model_type)[0]
     loaded = loading.load(model, pretrained, model_type=model_type, device=find_device(args.device))
     if isinstance(loaded, load_vlm.LoadedVlm):
         bands = make_answered_bands(loaded, plans, asked, seed=args.seed, weights=args.weights)
@@ -69,7 +69,7 @@ def write(drawn: Mapping[Path, Picture]) -> list[Path]:
     for path, sheet in drawn.items():
         content = sheet.png()
         if path.exists() and path.read_bytes() != content:
-            files.move_aside(path)
+            files.back_up(path)
         files.write_bytes(path, content)
         print(path)
     return list(drawn)
@@ -110,7 +110,7 @@ def sheets(template: str, names: Sequence[str], plan: str) -> dict[Path, list[in
     sheets: dict[Path, list[int]] = {}
     for number, name in enumerate(names):
         stem = Path(name).stem.replace(":", "-")
-        path = Path(files.fill(template, "--output", image=stem, plan=files.slug(plan)))
+        path = Path(files.format_template(template, "--output", image=stem, plan=files.slug(plan)))
         if path.suffix.lower() != ".png":
             raise UserError(f"--output {template}: pictures are PNG files, so the name has to end in .png")
         sheets.setdefault(path, []).append(number)
@@ -145,7 +145,7 @@ def make_bands(
         with torch.no_grad(), handle:
             features.encode_image(model, batch)
         for place, ((name, image, _), frame) in enumerate(zip(originals, frames, strict=True)):
-            made[place].append(drawing_band.band(handle, image, place, frame=frame, grid=grid, name=name))
+            made[place].append(drawing_band.make_band(handle, image, place, frame=frame, grid=grid, name=name))
     return made
 
 
@@ -158,12 +158,12 @@ def make_answered_bands(
     weights: Weights = None,
 ) -> list[list[Band]]:
     """For every image a band for every plan, with the question, the full model's answer and the plan's."""
-    from tokensieve.device import moved
+    from tokensieve.device import to_device
     from tokensieve.tasks.vqa.answering import answer, ask
 
     model: Any = loaded.model
     grid = open_tower(model).grid
-    inputs = moved(ask(loaded.processor, [item for _, item, _ in asked]), model.device)
+    inputs = to_device(ask(loaded.processor, [item for _, item, _ in asked]), model.device)
     full = answer(model, loaded.processor, inputs)
     heads = []
     for (name, item, _), said in zip(asked, full, strict=True):
@@ -179,6 +179,6 @@ def make_answered_bands(
             answers = answer(model, loaded.processor, inputs)
         for place, (_, item, _) in enumerate(asked):
             frame = find_frame(loaded.transform, item.image.size)
-            band = drawing_band.band(handle, item.image, place, frame=frame, grid=grid, name=heads[place])
+            band = drawing_band.make_band(handle, item.image, place, frame=frame, grid=grid, name=heads[place])
             made[place].append(replace(band, notes=[f"answer: {answers[place]!r}", *band.notes]))
     return made

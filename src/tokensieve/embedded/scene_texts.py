@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tokensieve.embedded.scenes import COLOURS, PAIRS, SHAPES, SIZE, Pair, Scene, Thing, _thing, name_of, several
+from tokensieve.embedded.scenes import COLOURS, PAIRS, SHAPES, SIZE, Pair, Scene, Thing, name_of, random_thing, several
 
 
 def relation(a: Thing, b: Thing) -> str:
@@ -58,7 +58,7 @@ def twins(seed: int, index: int, difference: str, pairs: Sequence[Pair] = PAIRS)
         elif difference == "object":
             there = {word for thing in first.objects for word in thing.pair}
             new = [pair for pair in pairs if not there & set(pair)]
-            b = _thing(rng, new[int(rng.integers(len(new)))], b.x, b.y, b.size)
+            b = random_thing(rng, new[int(rng.integers(len(new)))], b.x, b.y, b.size)
         else:
             raise KeyError(difference)
         if {a.pair, b.pair} <= set(pairs):

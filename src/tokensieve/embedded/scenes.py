@@ -274,7 +274,7 @@ def cells(scene: Scene, side: int) -> np.ndarray:
     return found
 
 
-def _thing(rng: np.random.Generator, pair: Pair, x: float, y: float, size: float) -> Thing:
+def random_thing(rng: np.random.Generator, pair: Pair, x: float, y: float, size: float) -> Thing:
     colour, shape = pair
     r, g, b = (float(c) for c in np.array(COLOURS[colour]) + rng.uniform(-14, 14, 3))
     return Thing(
@@ -289,7 +289,7 @@ def _dress(rng: np.random.Generator, objects: Sequence[Thing], difficulty: Diffi
     for _ in range(int(rng.uniform(difficulty.between(0, 3), most))):
         colour, shape = PAIRS[rng.integers(len(PAIRS))]
         x, y = rng.uniform(0, SIZE, 2)
-        distractors.append(_thing(rng, (colour, shape), x, y, rng.uniform(7, 13)))
+        distractors.append(random_thing(rng, (colour, shape), x, y, rng.uniform(7, 13)))
     front = len(distractors) // 3
     pitch, direction = rng.uniform(0.15, 0.8), rng.uniform(0, 2 * math.pi)
     strength = rng.uniform(0, difficulty.between(8, 22))
@@ -316,7 +316,7 @@ def single(seed: int, index: int, pair: Pair, difficulty: Difficulty = FULL) -> 
     rng = np.random.default_rng([seed, index])
     size = rng.uniform(difficulty.smallest, difficulty.largest)
     x, y = rng.uniform(size / 2, SIZE - size / 2, 2)
-    return _dress(rng, [_thing(rng, pair, x, y, size)], difficulty)
+    return _dress(rng, [random_thing(rng, pair, x, y, size)], difficulty)
 
 
 def several(
@@ -336,7 +336,7 @@ def several(
         size = rng.uniform(28, 42 if wanted > 2 else 50)
         x, y = rng.uniform(size / 2, SIZE - size / 2, 2)
         if all(math.hypot(x - other.x, y - other.y) > (size + other.size) / 2 for other in placed):
-            placed.append(_thing(rng, chosen[len(placed)], x, y, size))
+            placed.append(random_thing(rng, chosen[len(placed)], x, y, size))
         tries += 1
         if tries % 50 == 0:  # a corner was painted shut: begin again
             placed.clear()

@@ -12,7 +12,7 @@ from typing import Any
 from tokensieve.cutting.selection import pruning_plan, selection_plan
 from tokensieve.data import registry as data_registry
 from tokensieve.errors import UserError
-from tokensieve.evaluation.notices import Speaker
+from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.methods.registry import REGISTRY
 from tokensieve.models.loading import vlm as load_vlm
 from tokensieve.plan import Plan
@@ -28,12 +28,16 @@ TASKS = {  # name: its file in tasks/ and its class there
     VQA: ("vqa.task", "VqaTask"),
     REID: ("../reid.task", "ReidTask"),
 }
-S2_DEFAULT = "anchor(k=10,m=50,alpha=0.5)"
-DEFAULT_JOB = ("none", S2_DEFAULT, "random:60", "grid:60")
-S1_FLAGS = {"token_selection_k": "k", "token_selection_m": "m", "token_selection_alpha": "alpha"}  # flag: its argument
-S2_FLAGS = {flag: flag for flag in ("k_anchors", "top_m", "alpha", "prune_layer")}
+DEFAULT_PLAN = "anchor(k=10,m=50,alpha=0.5)"
+DEFAULT_JOB = ("none", DEFAULT_PLAN, "random:60", "grid:60")
+TOKEN_SELECTION_FLAGS = {
+    "token_selection_k": "k",
+    "token_selection_m": "m",
+    "token_selection_alpha": "alpha",
+}  # flag: its argument
+PRUNING_FLAGS = {flag: flag for flag in ("k_anchors", "top_m", "alpha", "prune_layer")}
 # Flags that a result is not known by (files are, by their content), but that are needed to make it again; their defaults.
-REPEATED: dict[str, Any] = {
+FLAGS_TO_REPEAT: dict[str, Any] = {
     "dataset_root": "root",
     "weights": None,
     "custom_classname_file": None,
@@ -102,7 +106,7 @@ KINDS = (
 )
 
 
-def settled(args: argparse.Namespace) -> argparse.Namespace:
+def resolve_task_and_model_type(args: argparse.Namespace) -> argparse.Namespace:
     """The arguments with what others decide filled in: questions need a model that answers, such a model needs questions."""
     made = copy.copy(args)
     meant = [kind for kind in KINDS if args.task == kind.task or args.model_type == kind.model_type]
@@ -110,10 +114,11 @@ def settled(args: argparse.Namespace) -> argparse.Namespace:
     if not args.dataset and meant:
         made.dataset = [meant[0].dataset]
     tasks = {
-        name: data_registry.task_of(name) if args.task == "auto" else args.task for name in data_registry.names(made.dataset)
+        name: data_registry.task_of(name) if args.task == "auto" else args.task
+        for name in data_registry.dataset_names(made.dataset)
     }
     for (name, task), kind in product(tasks.items(), KINDS):
-        if (task == kind.task) != (data_registry.own_task(name) == kind.task):
+        if (task == kind.task) != (data_registry.exclusive_task(name) == kind.task):
             none = (f"no {kind.has}", f"--dataset {kind.dataset}")
             what, use = none if task == kind.task else (kind.has, f"--task {kind.task}")
             raise UserError(f"{name} has {what}, so the task cannot be {task}: give {use}.")
@@ -140,28 +145,28 @@ def settled(args: argparse.Namespace) -> argparse.Namespace:
     return made
 
 
-def _plan_flags(args: argparse.Namespace) -> bool:
+def has_plan_flags(args: argparse.Namespace) -> bool:
     return args.plan is not None or bool(args.compare or args.enable_pruning or args.enable_token_selection)
 
 
-def _plan_texts(args: argparse.Namespace) -> list[str]:
+def requested_plans(args: argparse.Namespace) -> list[str]:
     """The plans of a run that is not the default one: the one asked for, or none, and those to compare."""
     asked: list[tuple[str, str]] = []
     if args.plan is not None:
         asked.append(("--plan", args.plan))
     if args.enable_pruning:
-        asked.append(("--enable_pruning", str(pruning_plan(**_given(args, S2_FLAGS)))))
+        asked.append(("--enable_pruning", str(pruning_plan(**_typed_options(args, PRUNING_FLAGS)))))
     if args.enable_token_selection:
-        asked.append(("--enable_token_selection", str(selection_plan(**_given(args, S1_FLAGS)))))
+        asked.append(("--enable_token_selection", str(selection_plan(**_typed_options(args, TOKEN_SELECTION_FLAGS)))))
     if len(asked) > 1:
         flags = " and ".join(flag for flag, _ in asked)
         raise UserError(f"{flags} exclude each other; put the second plan in --compare: --compare {asked[1][1]!r}")
     return [text for _, text in asked] + ([] if asked else ["none"]) + args.compare
 
 
-def _check_switches(args: argparse.Namespace) -> None:
+def check_switches(args: argparse.Namespace) -> None:
     """A setting of S1 or S2 without its switch would be passed over in silence: a UserError."""
-    for flags, switch in ((S1_FLAGS, "enable_token_selection"), (S2_FLAGS, "enable_pruning")):
+    for flags, switch in ((TOKEN_SELECTION_FLAGS, "enable_token_selection"), (PRUNING_FLAGS, "enable_pruning")):
         given = [flag for flag in flags if getattr(args, flag) is not None]
         if given and not getattr(args, switch):
             raise UserError(f"--{given[0]} works with --{switch} only: add --{switch}.")
@@ -169,19 +174,19 @@ def _check_switches(args: argparse.Namespace) -> None:
         raise UserError("--token_fusion_weight works with --token_fusion weighted only: add it.")
 
 
-def _given(args: argparse.Namespace, flags: dict[str, str]) -> dict[str, Any]:
+def _typed_options(args: argparse.Namespace, flags: dict[str, str]) -> dict[str, Any]:
     """The arguments whose flags were typed; the others keep their defaults."""
     return {name: getattr(args, flag) for flag, name in flags.items() if getattr(args, flag) is not None}
 
 
-def _check_weights(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
+def check_weights(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
     """Weights that no plan asks for would be passed over in silence: a UserError."""
     if args.weights and not any(plan.is_trained for plan in plans):
         trained = ", ".join(name for name, method in REGISTRY.items() if method.part)
         raise UserError(f"--weights {args.weights[0]}: no method of the plan is a trained one ({trained}).")
 
 
-def _mention_idle_flags(args: argparse.Namespace, tasks: set[str], say: Speaker) -> None:
+def warn_unused_flags(args: argparse.Namespace, tasks: set[str], say: WarnOnce) -> None:
     for flag, (users, default) in TASK_FLAGS.items():
         if not tasks.intersection(users) and getattr(args, flag) != default:
             say(f"--{flag} has no effect on {', '.join(sorted(tasks))}")

@@ -10,12 +10,16 @@ import torch
 from torch import nn
 
 from tokensieve.data.source import Inputs
-from tokensieve.evaluation.planned_model import Arm
+from tokensieve.evaluation.planned_model import PlannedModel
 from tokensieve.measuring.flops import gflops_within
 
 
-def reductions(
-    arms: Sequence[Arm], full: Arm, sample: Inputs, tokens: int | None, language_model: nn.Module | None = None
+def summarise_reductions(
+    arms: Sequence[PlannedModel],
+    full: PlannedModel,
+    sample: Inputs,
+    tokens: int | None,
+    language_model: nn.Module | None = None,
 ) -> list[dict[str, Any]]:
     """What every plan did and what it cost, with the unreduced model beside it.
 
@@ -53,13 +57,13 @@ def reductions(
     return made
 
 
-def _cost(arm: Arm, sample: Inputs, language_model: nn.Module | None) -> dict[str, float]:
+def _cost(arm: PlannedModel, sample: Inputs, language_model: nn.Module | None) -> dict[str, float]:
     """GFLOPs of one sample, all in all and of the language model."""
     total, inside = gflops_within(partial(arm.run_once, sample), arm.model, language_model)
     return {"gflops": total} if language_model is None else {"gflops": total, "gflops_llm": inside}
 
 
-def _seconds(arm: Arm, full: Arm) -> dict[str, float | None]:
+def _seconds(arm: PlannedModel, full: PlannedModel) -> dict[str, float | None]:
     """Seconds from a question (and its image) to the end of its answer, in batches as they were run."""
     speeds = {"seconds_per_question": arm.images_per_second(), "seconds_per_question_full": full.images_per_second()}
     return {name: None if speed is None else 1 / speed for name, speed in speeds.items()}

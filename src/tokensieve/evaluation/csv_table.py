@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokensieve.evaluation.results import read
-from tokensieve.files import check_writable, move_aside, write_text
+from tokensieve.evaluation.results import read_results
+from tokensieve.files import back_up, check_writable, write_text
 
 # The CSV's columns: first clip_benchmark's, metrics in the order of its tasks, then what we add. Others follow, sorted.
 HEAD = ("dataset", "model", "pretrained", "task", "language", "model_fullname")
@@ -46,7 +46,7 @@ REDUCTION = (
 
 def build_csv(files: Sequence[str], output: str) -> int:
     """Fold result files (and folders of them) into one CSV with its columns in a fixed order; the number of rows."""
-    rows = [_row(result) for result in read(files)]
+    rows = [_flatten_result(result) for result in read_results(files)]
     path = Path(output)
     check_writable(path)
     text = io.StringIO(newline="")
@@ -55,7 +55,7 @@ def build_csv(files: Sequence[str], output: str) -> int:
     writer.writerows(rows)
     content = text.getvalue()
     if path.exists() and path.read_bytes() != content.encode():
-        move_aside(path)
+        back_up(path)
     write_text(path, content)
     return len(rows)
 
@@ -68,7 +68,7 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return [name for name in known if name in present] + others
 
 
-def _row(result: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_result(result: Mapping[str, Any]) -> dict[str, Any]:
     """One result as one flat row: metrics, clip_benchmark's keys, `reduction` by its names, `run` as run_*."""
     row: dict[str, Any] = dict(result["metrics"])
     row.update({name: value for name, value in result.items() if name not in ("metrics", "reduction", "run")})

@@ -34,10 +34,10 @@ class Job:
 
 def list_jobs(args: argparse.Namespace, plans_of: Callable[[str, str], Sequence[Plan]], template: str) -> list[Job]:
     """All combinations, with every name checked and every result file different. plans_of: those of a model."""
-    models = loading.pairs(args.model, args.pretrained, args.pretrained_model, args.model_type)
+    models = loading.model_pairs(args.model, args.pretrained, args.pretrained_model, args.model_type)
     for model, pretrained in models:
-        loading.check(model, pretrained, args.model_type)
-    datasets = data_registry.names(args.dataset)
+        loading.check_model(model, pretrained, args.model_type)
+    datasets = data_registry.dataset_names(args.dataset)
     tasks = {name: data_registry.task_of(name) if args.task == "auto" else args.task for name in datasets}
     for name, task in tasks.items():
         if args.skip_load and task != LINEAR_PROBE:
@@ -46,7 +46,7 @@ def list_jobs(args: argparse.Namespace, plans_of: Callable[[str, str], Sequence[
     jobs: list[Job] = []
     owner: dict[Path, str] = {}
     for (model, pretrained), dataset, language in dict.fromkeys(product(models, datasets, args.language)):
-        names = _names(model, pretrained, dataset, language, f"{tasks[dataset]}{'_blind' * args.blind}")
+        names = template_fields(model, pretrained, dataset, language, f"{tasks[dataset]}{'_blind' * args.blind}")
         plans, files = tuple(plans_of(model, pretrained)), {}
         trained = [str(plan) for plan in plans if plan.is_trained]
         if args.skip_load and trained:
@@ -73,7 +73,7 @@ def _splits(args: argparse.Namespace, datasets: Sequence[str]) -> dict[str, dict
     return made
 
 
-def _names(model: str, pretrained: str, dataset: str, language: str, task: str) -> dict[str, str]:
+def template_fields(model: str, pretrained: str, dataset: str, language: str, task: str) -> dict[str, str]:
     """What the placeholders of a file name stand for: clip_benchmark's, without separators of folders."""
     is_file = os.path.isfile(pretrained)
     return {

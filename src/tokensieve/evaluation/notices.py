@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 
-class Speaker:
+class WarnOnce:
     """Says a remark on stderr, each one once; process 0 speaks for all."""
 
     def __init__(self, silent: bool = False) -> None:

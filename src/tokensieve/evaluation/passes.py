@@ -14,18 +14,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokensieve.data.source import Batch, Broken, Inputs, Source
-from tokensieve.device import moved
-from tokensieve.distributed import World
+from tokensieve.device import to_device
+from tokensieve.distributed import Processes
 from tokensieve.errors import UserError
 from tokensieve.evaluation.jobs import Job
-from tokensieve.evaluation.planned_model import Arm
+from tokensieve.evaluation.planned_model import PlannedModel
 from tokensieve.tasks.base import Record, Task
 
 FULL_SHARE = 0.05  # of the plans' time may go into timing the unreduced model, after one batch, where it is not a plan
 
 
 @dataclass
-class Done:
+class PassResult:
     """What a pass over one split gave, over all processes."""
 
     records: dict[str, list[Record]]  # by the plan's text
@@ -33,22 +33,22 @@ class Done:
     broken: list[Broken]
 
 
-def _pass_over(
+def run_pass(
     split: str,
     source: Source,
     task: Task,
-    arms: Sequence[Arm],
-    full: Arm,
+    arms: Sequence[PlannedModel],
+    full: PlannedModel,
     job: Job,
     args: argparse.Namespace,
     device: torch.device,
     show: bool,
-    here: World,
-) -> Done:
+    processes: Processes,
+) -> PassResult:
     """Every batch under every plan, beginning with another each time; process 0 has the records of all, in order."""
     if not arms:
-        return Done({}, 0, [])
-    reading = Reading(source, f"{job.dataset} ({split})" if split != "test" else job.dataset, args.max_broken, here)
+        return PassResult({}, 0, [])
+    reading = DataPass(source, f"{job.dataset} ({split})" if split != "test" else job.dataset, args.max_broken, processes)
     title = f"{job.model} on {reading.data}" if show else None
     batches = reading.batches(args.batch_size, args.num_workers, device, title)
     mine: list[tuple[Any, list[Record]]] = []
@@ -61,40 +61,40 @@ def _pass_over(
                 mine.append((batch.number, [made[order.index(which)] for which in range(len(arms))]))
     except torch.OutOfMemoryError as error:
         raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
-    gathered = here.gather((mine, reading.n_samples, reading.broken))
+    gathered = processes.gather((mine, reading.n_samples, reading.broken))
     if gathered is None:
-        return Done({}, 0, [])
+        return PassResult({}, 0, [])
     n_samples, broken = sum(n for _, n, _ in gathered), [sample for *_, some in gathered for sample in some]
-    judge(broken, n_samples, n_samples + len(broken), args.max_broken, reading.data)
+    check_broken_share(broken, n_samples, n_samples + len(broken), args.max_broken, reading.data)
     ordered = sorted((entry for entries, *_ in gathered for entry in entries), key=lambda entry: entry[0])
     records = {str(arm.plan): [made[place] for _, made in ordered] for place, arm in enumerate(arms)}
-    return Done(records, n_samples, broken)
+    return PassResult(records, n_samples, broken)
 
 
-def _timing_full(batches: Iterator[Batch], full: Arm, arms: Sequence[Arm], task: Task) -> Iterator[Batch]:
+def _timing_full(batches: Iterator[Batch], full: PlannedModel, arms: Sequence[PlannedModel], task: Task) -> Iterator[Batch]:
     """The same batches; now and then, never for long, one also goes through the unreduced model, to time it."""
     for batch in batches:
         yield batch
         if full.seconds <= FULL_SHARE * sum(arm.seconds for arm in arms):
-            full(_flat(task.headlined(batch.images)), samples=batch.samples)
+            full(_flatten_images(task.timed_inputs(batch.images)), samples=batch.samples)
 
 
-def _flat(inputs: Inputs) -> Inputs:
+def _flatten_images(inputs: Inputs) -> Inputs:
     """Images (B,n,3,h,w) one after another (B n,3,h,w); others, and what is no images alone, as it is."""
     return inputs.flatten(0, -4) if isinstance(inputs, Tensor) else inputs
 
 
-def _a_sample(data: dict[str, Source], device: torch.device) -> Inputs:
+def first_sample(data: dict[str, Source], device: torch.device) -> Inputs:
     """The first image (1,3,h,w), or inputs by name of the first sample, to count operations with."""
     source = next(iter(data.values()))
-    found = _flat(next(batch.images for batch in source.loader(1, 0) if batch.images is not None))
-    return moved(found[:1] if isinstance(found, Tensor) else found, device)
+    found = _flatten_images(next(batch.images for batch in source.loader(1, 0) if batch.images is not None))
+    return to_device(found[:1] if isinstance(found, Tensor) else found, device)
 
 
-class Reading:
+class DataPass:
     """One pass of one process over its part of the data."""
 
-    def __init__(self, source: Source, data: str, max_broken: float, world: World) -> None:
+    def __init__(self, source: Source, data: str, max_broken: float, world: Processes) -> None:
         self.source, self.data, self.max_broken, self.world = source, data, max_broken, world
         self.broken: list[Broken] = []
         self.n_samples = 0
@@ -110,7 +110,7 @@ class Reading:
                 if batch.images is None:
                     progress.update(len(batch.broken))
                     continue
-                yield batch._replace(images=moved(batch.images, device))
+                yield batch._replace(images=to_device(batch.images, device))
                 progress.update(len(batch.broken) + len(batch.samples))
 
     def _count(self, batch: Batch, progress: Any) -> None:
@@ -123,10 +123,10 @@ class Reading:
         self.n_samples += 0 if batch.images is None else len(batch.samples)
         if self.source.size is not None and len(self.broken) > self.max_broken * self.source.size:
             progress.close()
-            judge(self.broken, self.n_samples, self.source.size, self.max_broken, self.data)
+            check_broken_share(self.broken, self.n_samples, self.source.size, self.max_broken, self.data)
 
 
-def judge(broken: Sequence[Broken], n_samples: int, total: int, max_broken: float, data: str) -> None:
+def check_broken_share(broken: Sequence[Broken], n_samples: int, total: int, max_broken: float, data: str) -> None:
     """Name the broken images; a UserError if they are too many, or if nothing is left."""
     for sample in broken[:10]:
         print(f"tokensieve: cannot read {sample.name}: {sample.reason}", file=sys.stderr)

@@ -34,7 +34,7 @@ class Fusion:
     weight: float = 0.8
 
 
-class Arm:
+class PlannedModel:
     """One plan on the model: puts itself on for a batch, encodes, takes itself off, and keeps its times."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Arm:
     @property
     def trained(self) -> str | None:
         """A fingerprint of the trained weights that its methods use."""
-        return resolve.fingerprint(self.handle.parts) if self.handle else None
+        return resolve.parts_fingerprint(self.handle.parts) if self.handle else None
 
     @property
     def key(self) -> str:
@@ -95,7 +95,7 @@ class Arm:
         else:
             assert samples is not None
             count, device = len(samples), next(iter(images.values())).device
-        run = partial(self._with_plan, self.act, images, _numbers(samples, count))
+        run = partial(self._with_plan, self.act, images, _image_ids(samples, count))
         if aside:
             return run()
         made, seconds = timed(run, device)
@@ -134,7 +134,7 @@ class Arm:
         return 1 / statistics.median(whole[1:] or whole)
 
 
-def _numbers(samples: Tensor | None, images: int) -> Tensor | None:
+def _image_ids(samples: Tensor | None, images: int) -> Tensor | None:
     """Numbers of images from the numbers of samples with the same count of images each: (B,) -> (B r,)."""
     if samples is None or len(samples) == images:
         return samples

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.errors import UserError
-from tokensieve.files import fill, move_aside, slug, write_json
-from tokensieve.provenance import sane
+from tokensieve.files import back_up, format_template, slug, write_json
+from tokensieve.provenance import to_json_value
 
 DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
 LAYER = ("layer", "tokens_in", "tokens_out")  # what the result says of each cut
-LARGEST = 1e100  # a number beyond it was not measured
+MAX_NUMBER = 1e100  # a number beyond it was not measured
 
 
 def result_path(template: str, *, plan: str, several_plans: bool, **names: str) -> Path:
@@ -28,13 +28,13 @@ def result_path(template: str, *, plan: str, several_plans: bool, **names: str) 
     if several_plans and "{plan" not in template:
         stem, suffix = os.path.splitext(template)
         template = f"{stem}_{{plan}}{suffix}"
-    return Path(fill(template, "--output", plan=slug(plan), **names))
+    return Path(format_template(template, "--output", plan=slug(plan), **names))
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write one result; a file there that holds another run is kept under the next free number, and that is said."""
     if path.exists() and stored_key(path) != result["run"]["key"]:
-        move_aside(path)
+        back_up(path)
     write_json(path, result)
 
 
@@ -48,13 +48,13 @@ def stored_key(path: Path) -> str | None:
     return run.get("key") if isinstance(run, dict) else None
 
 
-def read(files: Sequence[str]) -> list[dict[str, Any]]:
+def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
     """The results in these files and folders; what is no result is an error, in a folder a remark."""
     found: list[dict[str, Any]] = []
     for path in map(Path, files):
         for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
             try:
-                found.append(_result(file))
+                found.append(_read_result(file))
             except UserError as error:
                 if not path.is_dir():
                     raise
@@ -64,9 +64,9 @@ def read(files: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _result(path: Path) -> dict[str, Any]:
+def _read_result(path: Path) -> dict[str, Any]:
     try:
-        result = sane(json.loads(path.read_text()))
+        result = to_json_value(json.loads(path.read_text()))
         json.dumps(result, ensure_ascii=False).encode()  # halves of letters cannot be written
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}.") from error
@@ -77,12 +77,12 @@ def _result(path: Path) -> dict[str, Any]:
     if missing or not isinstance(result["metrics"], dict):
         raise UserError(f"{path} is not a result of eval: it has no {', '.join(missing) or 'metrics by name'}.")
     whole: dict[str, Any] = result
-    if wrong := _wrong(whole):
+    if wrong := _find_problem(whole):
         raise UserError(f"{path} is not a result of eval: {wrong}.")
     return whole
 
 
-def _wrong(result: Mapping[str, Any]) -> str | None:
+def _find_problem(result: Mapping[str, Any]) -> str | None:
     """What is not as eval writes it, in the parts that a result of clip_benchmark does not have, or in its numbers."""
     for name in ("reduction", "run"):
         if not isinstance(result.get(name), dict | None):
@@ -94,6 +94,6 @@ def _wrong(result: Mapping[str, Any]) -> str | None:
     if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
         return "its notes are not a list of texts"
     for name, value in [*result["metrics"].items(), *done.items()]:
-        if isinstance(value, (int, float)) and abs(value) > LARGEST:
-            return f"its {name!r} is no measurement: it is beyond {LARGEST:g}"
+        if isinstance(value, (int, float)) and abs(value) > MAX_NUMBER:
+            return f"its {name!r} is no measurement: it is beyond {MAX_NUMBER:g}"
     return None

@@ -15,7 +15,7 @@ from tokensieve.plan import Plan
 from tokensieve.tasks.base import Record, Task
 
 
-def _no_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+def rows_without_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     """What can be said of reductions that were made in an earlier run."""
     unknown = dict.fromkeys(("applied", "tokens_in", "tokens_out", "gflops", "gflops_full"))
     speeds = dict.fromkeys(("images_per_second", "images_per_second_full"))
@@ -23,7 +23,7 @@ def _no_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return [{"plan": str(plan), **unknown, "reason": reason, "layers": [], **speeds, "notes": []} for plan in plans]
 
 
-def _with_what_was_measured(row: dict[str, Any], file: Path) -> dict[str, Any]:
+def keep_earlier_measurements(row: dict[str, Any], file: Path) -> dict[str, Any]:
     """Where the same run is there already and measured what this one, from kept features, did not: that is taken over."""
     if results.stored_key(file) != row["run"]["key"]:
         return row
@@ -33,7 +33,7 @@ def _with_what_was_measured(row: dict[str, Any], file: Path) -> dict[str, Any]:
     return {**row, "reduction": {**earlier, **{name: value for name, value in now.items() if value is not None}}}
 
 
-def _row(
+def make_row(
     job: Job,
     task: Task,
     records: dict[str, list[Record]],

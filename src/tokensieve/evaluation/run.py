@@ -23,61 +23,63 @@ from tokensieve import provenance
 from tokensieve.data import registry as data_registry
 from tokensieve.data.source import Source
 from tokensieve.device import find_device
-from tokensieve.distributed import World, world
+from tokensieve.distributed import Processes, join_processes
 from tokensieve.errors import UserError
 from tokensieve.evaluation import results, tables
 from tokensieve.evaluation.arguments import (
     CLASSIFICATION,
     DEFAULT_JOB,
-    REPEATED,
+    FLAGS_TO_REPEAT,
     TASKS,
-    _check_switches,
-    _check_weights,
-    _mention_idle_flags,
-    _plan_flags,
-    _plan_texts,
-    settled,
+    check_switches,
+    check_weights,
+    has_plan_flags,
+    requested_plans,
+    resolve_task_and_model_type,
+    warn_unused_flags,
 )
-from tokensieve.evaluation.costs import reductions
-from tokensieve.evaluation.jobs import Job, _names, list_jobs
-from tokensieve.evaluation.notices import Speaker
-from tokensieve.evaluation.passes import _a_sample, _pass_over, judge
-from tokensieve.evaluation.planned_model import Arm, Fusion
-from tokensieve.evaluation.rows import _no_model, _row, _with_what_was_measured
-from tokensieve.files import check_writable, fill
+from tokensieve.evaluation.costs import summarise_reductions
+from tokensieve.evaluation.jobs import Job, list_jobs, template_fields
+from tokensieve.evaluation.notices import WarnOnce
+from tokensieve.evaluation.passes import check_broken_share, first_sample, run_pass
+from tokensieve.evaluation.planned_model import Fusion, PlannedModel
+from tokensieve.evaluation.rows import keep_earlier_measurements, make_row, rows_without_model
+from tokensieve.files import check_writable, format_template
 from tokensieve.models import loading
 from tokensieve.models.loading import open_clip as load_open_clip
 from tokensieve.models.loading import vlm as load_vlm
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.plan import Plan
-from tokensieve.tasks.base import Setup, Task
+from tokensieve.tasks.base import Task, TaskContext
 
 DEFAULT_FOLDER = "results"
 
 
 def run(args: argparse.Namespace) -> list[Path]:
     """Do all jobs that the arguments describe; the result files (in process 0)."""
-    with world(args.distributed, args.timeout) as here:
-        return _run(args, here)
+    with join_processes(args.distributed, args.timeout) as processes:
+        return _run(args, processes)
 
 
-def _run(args: argparse.Namespace, here: World) -> list[Path]:
-    _check_switches(args)
-    unnamed = not any((args.dataset, args.model, args.pretrained, args.pretrained_model)) and not _plan_flags(args)
+def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:
+    check_switches(args)
+    unnamed = not any((args.dataset, args.model, args.pretrained, args.pretrained_model)) and not has_plan_flags(args)
     bare = unnamed and args.task == "auto" and args.model_type == "open_clip" and args.token_fusion == "cls"
-    plans = [Plan.parse(text) for text in (DEFAULT_JOB if bare else _plan_texts(args))]
+    plans = [Plan.parse(text) for text in (DEFAULT_JOB if bare else requested_plans(args))]
     plans = list({str(plan): plan for plan in plans}.values())
-    args = settled(args)
-    its_own = args.model_type == "reid" and not _plan_flags(args)  # each model is compared under the plan it was trained with
+    args = resolve_task_and_model_type(args)
+    its_own = args.model_type == "reid" and not has_plan_flags(
+        args
+    )  # each model is compared under the plan it was trained with
     if not its_own:
-        _check_weights(args, plans)
+        check_weights(args, plans)
     in_folder = bare or (unnamed and its_own)
     template = args.output or os.path.join(DEFAULT_FOLDER if in_folder else "", results.DEFAULT_OUTPUT)
-    device = find_device(args.device, here.local_rank)
-    if here.size > 1 and any(name.startswith("tfds/") for name in data_registry.names(args.dataset)):
+    device = find_device(args.device, processes.local_rank)
+    if processes.size > 1 and any(name.startswith("tfds/") for name in data_registry.dataset_names(args.dataset)):
         raise UserError("tfds/ data sets share themselves among processes in a way of their own: run them in one process.")
-    say = Speaker(silent=not here.leads)
-    shelf = Shelf(args, device, say, here)
+    say = WarnOnce(silent=not processes.is_main)
+    shelf = ModelCache(args, device, say, processes)
 
     def plans_of(model: str, pretrained: str) -> Sequence[Plan]:
         if not its_own:
@@ -90,7 +92,7 @@ def _run(args: argparse.Namespace, here: World) -> list[Path]:
         return found
 
     jobs = list_jobs(args, plans_of, template)
-    _mention_idle_flags(args, {job.task for job in jobs}, say)
+    warn_unused_flags(args, {job.task for job in jobs}, say)
     for job in jobs:
         for path in job.files.values():
             check_writable(path)
@@ -100,22 +102,22 @@ def _run(args: argparse.Namespace, here: World) -> list[Path]:
         torch.manual_seed(args.seed)
         loaded = shelf.take(job.model, job.pretrained)
         load_open_clip.set_language(job.model, loaded.tokenizer, job.language)
-        written += run_job(job, loaded, args, device, say, here)
+        written += run_job(job, loaded, args, device, say, processes)
     return written
 
 
-class Shelf:
+class ModelCache:
     """The model at hand: an old one goes before a new one comes."""
 
-    def __init__(self, args: argparse.Namespace, device: torch.device, say: Speaker, here: World) -> None:
-        self.args, self.device, self.say, self.here = args, device, say, here
+    def __init__(self, args: argparse.Namespace, device: torch.device, say: WarnOnce, processes: Processes) -> None:
+        self.args, self.device, self.say, self.processes = args, device, say, processes
         self.loaded: Loaded | None = None
         self.names = ("", "")
 
     def take(self, model: str, pretrained: str) -> Loaded:
         if self.loaded is None or self.names != (model, pretrained):
             self.loaded, self.names = None, (model, pretrained)
-            with self.here.first():
+            with self.processes.main_first():
                 self.loaded = _load(model, pretrained, self.args, self.device)
             for note in self.loaded.notes:
                 self.say(note)
@@ -144,13 +146,13 @@ def run_job(
     loaded: Loaded,
     args: argparse.Namespace,
     device: torch.device,
-    say: Speaker,
-    here: World,
+    say: WarnOnce,
+    processes: Processes,
 ) -> list[Path]:
     """One task on one data set under all plans; the files that were written (by process 0)."""
     started = time.perf_counter()
     plans: Sequence[Plan] = job.plans
-    show = args.verbose and here.leads
+    show = args.verbose and processes.is_main
     amp = device.type == "cuda" and args.model_type != "vlm" if args.amp is None else args.amp
     weights = next((p.dtype for p in loaded.model.parameters()), torch.float32) if args.model_type == "vlm" else torch.float32
 
@@ -158,10 +160,10 @@ def run_job(
         return torch.autocast(device.type, enabled=amp)
 
     fusion = Fusion(args.token_fusion, 0.8 if args.token_fusion_weight is None else args.token_fusion_weight)
-    setup = _setup(job, loaded, args, device, precision, say, show)
-    if not here.leads:
+    setup = _task_context(job, loaded, args, device, precision, say, show)
+    if not processes.is_main:
         setup.save_clf = None  # process 0 writes
-    with here.first():
+    with processes.main_first():
         task = _task(job.task)(setup)
         data = task.sources()
     streamed = [source.workers(args.num_workers) for source in data.values() if source.size is None]
@@ -177,26 +179,32 @@ def run_job(
         "workers": max(streamed) if streamed else None,  # they set the order of a stream
         **task.settings(),
     }
-    arms = [] if args.skip_load else _arms(plans, loaded, args, precision, fusion, task)
+    arms = [] if args.skip_load else _planned_models(plans, loaded, args, precision, fusion, task)
     keys = {str(plan): str(plan) for plan in plans} | {str(arm.plan): arm.key for arm in arms}
     marks = [source.fingerprint for source in data.values()]
     identity = [job.model, task.weights, job.dataset, marks, job.language, job.task, settings, vars(fusion)]
     code = [provenance.code_version(), provenance.versions()]
     stamps = {plan: provenance.digest([*identity, key, *code]) for plan, key in keys.items()}
     if args.skip_existing:
-        there = here.share([plan for plan, path in job.files.items() if results.stored_key(path) == stamps[plan]])
+        there = processes.broadcast([plan for plan, path in job.files.items() if results.stored_key(path) == stamps[plan]])
         for plan in there:
             say(f"{job.files[plan]} is there already, made by the same settings: skipped")
         plans = [plan for plan in plans if str(plan) not in there]
         arms = [arm for arm in arms if str(arm.plan) not in there]
         if not plans:
             return []
-    _tell_what_is_not_done(arms, job, args.strict, say)
-    none = Arm(loaded.model, Plan.parse("none"), 0, precision, act=task.act, once=task.once)
+    _report_unapplied_plans(arms, job, args.strict, say)
+    none = PlannedModel(loaded.model, Plan.parse("none"), 0, precision, act=task.act, once=task.once)
     full = next((arm for arm in arms if arm.plan.is_identity and arm.fusion.kind == "cls"), none)
 
-    kept = {(text, split): task.stored(keys[text], split) for text in map(str, plans) for split in data} if here.leads else {}
-    pending = here.share({split: [str(p) for p in plans if kept[str(p), split] is None] for split in data} if kept else None)
+    kept = (
+        {(text, split): task.stored(keys[text], split) for text in map(str, plans) for split in data}
+        if processes.is_main
+        else {}
+    )
+    pending = processes.broadcast(
+        {split: [str(p) for p in plans if kept[str(p), split] is None] for split in data} if kept else None
+    )
     if args.skip_load and any(pending.values()):
         missing = sorted({plan for plans in pending.values() for plan in plans})
         raise UserError(f"--skip_load: there are no features for {', '.join(missing)}; run once without --skip_load.")
@@ -205,10 +213,10 @@ def run_job(
     passes = {}
     for split, source in data.items():
         waiting = [arm for arm in arms if str(arm.plan) in pending[split]]
-        passes[split] = _pass_over(split, source, task, waiting, full, job, args, device, show, here)
+        passes[split] = run_pass(split, source, task, waiting, full, job, args, device, show, processes)
         for plan, fresh in passes[split].records.items():
             task.store(keys[plan], split, fresh, passes[split].broken)
-    if not here.leads:
+    if not processes.is_main:
         return []
     for arm in arms:
         for note in arm.notes:  # what only the images could tell
@@ -216,10 +224,10 @@ def run_job(
 
     rows = []
     if args.skip_load:
-        made = _no_model(plans)
+        made = rows_without_model(plans)
     else:
-        sample = task.headlined(_a_sample(data, device))
-        made = reductions(arms, full, sample, task.tokens(sample), task.language_model())
+        sample = task.timed_inputs(first_sample(data, device))
+        made = summarise_reductions(arms, full, sample, task.tokens(sample), task.language_model())
     for text, reduction in zip(map(str, plans), made, strict=True):
         records, samples, broken = {}, {}, 0
         for split, done in passes.items():
@@ -228,7 +236,7 @@ def run_job(
                 records[split], samples[split], bad = done.records[text], done.n_samples, done.broken
             else:
                 records[split], samples[split], bad = earlier.records, earlier.n_samples, earlier.broken
-                judge(bad, samples[split], samples[split] + len(bad), args.max_broken, job.dataset)
+                check_broken_share(bad, samples[split], samples[split] + len(bad), args.max_broken, job.dataset)
             broken += len(bad)
         run = {
             "versions": provenance.versions(),
@@ -237,20 +245,22 @@ def run_job(
             "n_skipped": broken,
             "samples": samples,
             **task.counts(records),
-            "processes": here.size,
+            "processes": processes.size,
             "seconds": 0.0,
             "threads": torch.get_num_threads(),
             "weights": task.weights,
             "data": marks[0] if len(marks) == 1 else marks,
-            "arguments": {flag: value for flag, default in REPEATED.items() if (value := getattr(args, flag)) != default},
+            "arguments": {
+                flag: value for flag, default in FLAGS_TO_REPEAT.items() if (value := getattr(args, flag)) != default
+            },
             "key": stamps[text],
         }
-        rows.append(_row(job, task, records, reduction, run, args, data))
+        rows.append(make_row(job, task, records, reduction, run, args, data))
     for row in rows:
         row["run"]["seconds"] = time.perf_counter() - started
     files = [job.files[row["reduction"]["plan"]] for row in rows]
     for file, row in zip(files, rows, strict=True):
-        results.write_result(file, _with_what_was_measured(row, file))
+        results.write_result(file, keep_earlier_measurements(row, file))
     if show:
         tables.print_table(rows, task.metric, task.unit)
         task.show(rows)
@@ -258,28 +268,28 @@ def run_job(
     return files
 
 
-def _task(name: str) -> Callable[[Setup], Task]:
+def _task(name: str) -> Callable[[TaskContext], Task]:
     file, kind = TASKS[name]
     place = file.removeprefix("../") if file.startswith("../") else f"tasks.{file}"
-    made: Callable[[Setup], Task] = getattr(importlib.import_module(f"tokensieve.{place}"), kind)
+    made: Callable[[TaskContext], Task] = getattr(importlib.import_module(f"tokensieve.{place}"), kind)
     return made
 
 
-def _setup(
+def _task_context(
     job: Job,
     loaded: Loaded,
     args: argparse.Namespace,
     device: torch.device,
     precision: Any,
-    say: Speaker,
+    say: WarnOnce,
     show: bool,
-) -> Setup:
+) -> TaskContext:
     own = copy.copy(args)
     for flag, value in job.splits.items():
         setattr(own, flag, value)
 
     def source(split: str) -> Source:
-        return data_registry.build(
+        return data_registry.build_source(
             job.dataset,
             loaded.transform,
             root=args.dataset_root,
@@ -295,10 +305,10 @@ def _setup(
 
     save_clf = None
     if args.save_clf and job.task == CLASSIFICATION:
-        names = _names(job.model, job.pretrained, job.dataset, job.language, job.task)
-        save_clf = Path(fill(args.save_clf, "--save_clf", **names))
+        names = template_fields(job.model, job.pretrained, job.dataset, job.language, job.task)
+        save_clf = Path(format_template(args.save_clf, "--save_clf", **names))
         check_writable(save_clf, "--save_clf")
-    return Setup(
+    return TaskContext(
         model=job.model,
         pretrained=job.pretrained,
         dataset=job.dataset,
@@ -314,17 +324,19 @@ def _setup(
     )
 
 
-def _arms(
+def _planned_models(
     plans: Sequence[Plan], loaded: Loaded, args: argparse.Namespace, precision: Any, fusion: Fusion, task: Task
-) -> list[Arm]:
+) -> list[PlannedModel]:
     arms = []
     for plan in plans:
         weights = args.weights if plan.is_trained else None
-        arms.append(Arm(loaded.model, plan, args.seed, precision, weights=weights, fusion=fusion, act=task.act, once=task.once))
+        arms.append(
+            PlannedModel(loaded.model, plan, args.seed, precision, weights=weights, fusion=fusion, act=task.act, once=task.once)
+        )
     return arms
 
 
-def _tell_what_is_not_done(arms: Sequence[Arm], job: Job, strict: bool, say: Speaker) -> None:
+def _report_unapplied_plans(arms: Sequence[PlannedModel], job: Job, strict: bool, say: WarnOnce) -> None:
     """Say what a plan does not do on this model; with --strict, a plan that is not applied is an error."""
     for arm in arms:
         for note in arm.notes:

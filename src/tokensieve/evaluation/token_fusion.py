@@ -59,5 +59,5 @@ def _selected(tokens: Tensor, handle: Handle | None, scored: bool) -> tuple[Tens
         logits = stages[-1].scores.float().gather(1, stages[-1].index)
     sizes: Tensor | None = None
     for reduction in stages:
-        sizes = reduction.carry_sizes(sizes)
+        sizes = reduction.sizes_after(sizes)
     return tokens, (logits if sizes is None else logits + sizes.log()).softmax(-1)

@@ -12,7 +12,7 @@ from torch import nn
 from tokensieve.cutting.handle import Handle
 from tokensieve.errors import Uncuttable
 from tokensieve.measuring.generation import BATCHES, in_shares, measure, prompts
-from tokensieve.measuring.phases import SIDES, _fresh, _opened
+from tokensieve.measuring.phases import SIDES, fresh_handle, open_model
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan
 
@@ -34,10 +34,10 @@ def break_even(
     at a time is in memory beside the model itself. The plan keeps the shares of tokens that it keeps on the model itself, and
     its trained parts stay as they are.
     """
-    vlm = _opened(model)
+    vlm = open_model(model)
     if vlm.family != "LLaVA":
         raise Uncuttable(f"the break-even point is measured on LLaVA alone; {vlm.family} sizes its images by itself")
-    handle = plan if isinstance(plan, Handle) else _fresh(model, plan, weights)
+    handle = plan if isinstance(plan, Handle) else fresh_handle(model, plan, weights)
     shares = in_shares(vlm, handle)
     rows = []
     for side in sides or SIDES:
@@ -82,7 +82,7 @@ def _crossing(rows: Sequence[Mapping[str, Any]]) -> int | None:
     return found
 
 
-def _print_points(points: Sequence[Mapping[str, Any]]) -> None:
+def print_points(points: Sequence[Mapping[str, Any]]) -> None:
     for point in points:
         print(f"Break-even of {point['plan']} (first token; models of this shape with random weights):")
         for size, n in point["vision_tokens"].items():

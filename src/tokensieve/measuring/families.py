@@ -21,7 +21,15 @@ from tokensieve.models.registry import open_tower, open_vlm
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Budget, Plan, Step, Where
 from tokensieve.testing import tiny_vlms
-from tokensieve.testing.tiny_models import _distilled, _eva, _hf, _map, _open_clip, _open_clip_timm, _timm
+from tokensieve.testing.tiny_models import (
+    distilled_model,
+    eva_model,
+    hf_model,
+    map_model,
+    open_clip_model,
+    open_clip_timm_model,
+    timm_model,
+)
 
 INTRO = """\
 # Families
@@ -101,27 +109,27 @@ class Line:
 
 HEADS = ("family", "for example", "prefix", "A_coarse", "drop and merge", "pooling")
 EXAMPLES = (
-    Example("ViT-B-16, ViT-L-14-336", _open_clip),
-    Example("coca_ViT-B-32", lambda: _open_clip(attentional_pool=True, attn_pooler_heads=2, attn_pooler_queries=4)),
-    Example("ViT-B-16-SigLIP, ViT-SO400M-14-SigLIP-384", lambda: _open_clip_timm(_timm(**_map()))),
-    Example("EVA02-B-16, EVA02-L-14-336", lambda: _open_clip_timm(_eva(swiglu_mlp=True, global_pool="token"))),
-    Example("RN50", lambda: _open_clip(layers=[1, 1, 1, 1], width=8, image_size=64), name="open_clip ModifiedResNet"),
-    Example("vit_base_patch16_224, deit3_base_patch16_224", _timm),
-    Example("vit_base_patch14_reg4_dinov2", lambda: _timm(reg_tokens=4, init_values=1e-5), "registers"),
-    Example("deit_base_distilled_patch16_224", _distilled, "distillation"),
-    Example("vit_base_patch16_siglip_224", lambda: _timm(**_map())),
-    Example("vit_base_patch16_siglip_gap_224", lambda: _timm(class_token=False, global_pool="avg")),
-    Example("eva02_base_patch14_448", lambda: _eva(swiglu_mlp=True, scale_mlp=True, qkv_fused=False)),
-    Example("vit_base_patch16_dinov3", lambda: _eva(rope_type="dinov3", num_reg_tokens=4), "registers"),
-    Example("vit_base_patch16_rope_mixed_224", lambda: _eva(rope_type="mixed", attn_type="rope", global_pool="token")),
-    Example("openai/clip-vit-base-patch16", lambda: _hf("CLIPVision")),
-    Example("google/siglip-base-patch16-224", lambda: _hf("SiglipVision")),
-    Example("google/siglip2-base-patch16-naflex", lambda: _hf("Siglip2Vision")),
-    Example("google/vit-base-patch16-224", lambda: _hf("ViT")),
-    Example("facebook/deit-base-distilled-patch16-224", lambda: _hf("DeiT"), "distillation"),
-    Example("facebook/dinov2-base", lambda: _hf("Dinov2")),
-    Example("facebook/dinov2-with-registers-base", lambda: _hf("Dinov2WithRegisters", num_register_tokens=4), "registers"),
-    Example("facebook/dinov3-vitb16-pretrain-lvd1689m", lambda: _hf("DINOv3ViT", num_register_tokens=4), "registers"),
+    Example("ViT-B-16, ViT-L-14-336", open_clip_model),
+    Example("coca_ViT-B-32", lambda: open_clip_model(attentional_pool=True, attn_pooler_heads=2, attn_pooler_queries=4)),
+    Example("ViT-B-16-SigLIP, ViT-SO400M-14-SigLIP-384", lambda: open_clip_timm_model(timm_model(**map_model()))),
+    Example("EVA02-B-16, EVA02-L-14-336", lambda: open_clip_timm_model(eva_model(swiglu_mlp=True, global_pool="token"))),
+    Example("RN50", lambda: open_clip_model(layers=[1, 1, 1, 1], width=8, image_size=64), name="open_clip ModifiedResNet"),
+    Example("vit_base_patch16_224, deit3_base_patch16_224", timm_model),
+    Example("vit_base_patch14_reg4_dinov2", lambda: timm_model(reg_tokens=4, init_values=1e-5), "registers"),
+    Example("deit_base_distilled_patch16_224", distilled_model, "distillation"),
+    Example("vit_base_patch16_siglip_224", lambda: timm_model(**map_model())),
+    Example("vit_base_patch16_siglip_gap_224", lambda: timm_model(class_token=False, global_pool="avg")),
+    Example("eva02_base_patch14_448", lambda: eva_model(swiglu_mlp=True, scale_mlp=True, qkv_fused=False)),
+    Example("vit_base_patch16_dinov3", lambda: eva_model(rope_type="dinov3", num_reg_tokens=4), "registers"),
+    Example("vit_base_patch16_rope_mixed_224", lambda: eva_model(rope_type="mixed", attn_type="rope", global_pool="token")),
+    Example("openai/clip-vit-base-patch16", lambda: hf_model("CLIPVision")),
+    Example("google/siglip-base-patch16-224", lambda: hf_model("SiglipVision")),
+    Example("google/siglip2-base-patch16-naflex", lambda: hf_model("Siglip2Vision")),
+    Example("google/vit-base-patch16-224", lambda: hf_model("ViT")),
+    Example("facebook/deit-base-distilled-patch16-224", lambda: hf_model("DeiT"), "distillation"),
+    Example("facebook/dinov2-base", lambda: hf_model("Dinov2")),
+    Example("facebook/dinov2-with-registers-base", lambda: hf_model("Dinov2WithRegisters", num_register_tokens=4), "registers"),
+    Example("facebook/dinov3-vitb16-pretrain-lvd1689m", lambda: hf_model("DINOv3ViT", num_register_tokens=4), "registers"),
 )
 VLM_EXAMPLES = (
     VlmExample("llava-hf/llava-1.5-7b-hf", lambda: (tiny_vlms.llava(), tiny_vlms.prompts())),
@@ -138,10 +146,10 @@ def table() -> list[Line]:
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
         torch.manual_seed(0)
-        return [*map(attempt, EXAMPLES), *map(attempt_vlm, VLM_EXAMPLES)]
+        return [*map(try_family, EXAMPLES), *map(try_vlm_family, VLM_EXAMPLES)]
 
 
-def attempt(example: Example) -> Line:
+def try_family(example: Example) -> Line:
     """One line: the tiny model is built, opened, cut everywhere in both ways, and asked where its A_coarse comes from."""
     try:
         model = example.build().eval()
@@ -152,13 +160,13 @@ def attempt(example: Example) -> Line:
         return Line(example.name or example.models, example.models, reasons=[f"{error.name} is not installed"])
     line = Line(tower.family, example.models, _prefix(tower, example.extra))
     images = torch.randn(2, 3, *tower.image_size)
-    _try(line, model, images, WHERES)
+    _try_cuts(line, model, images, WHERES)
     line.coarse = _coarse(model, images, "2")
     line.pooling = _pooling(model, images, "out", "prefix alone" if tower.pools_cls else "sizes do not reach it")
     return line
 
 
-def attempt_vlm(example: VlmExample) -> Line:
+def try_vlm_family(example: VlmExample) -> Line:
     """The same for a vision-language model: in its tower, at its tower's output, and in its decoder."""
     try:
         model, inputs = example.build()
@@ -167,7 +175,7 @@ def attempt_vlm(example: VlmExample) -> Line:
     vlm = open_vlm(model.eval())
     assert vlm is not None
     line = Line(vlm.family, example.models, "" if vlm.tower is None else _prefix(vlm.tower, ""))
-    _try(line, model, inputs, (LLM,) if vlm.tower is None else (*WHERES, LLM))
+    _try_cuts(line, model, inputs, (LLM,) if vlm.tower is None else (*WHERES, LLM))
     if vlm.tower is None:
         line.reasons.append(vlm.reason.removeprefix(f"{vlm.family} "))
     line.coarse = ", ".join(_coarse(model, inputs, where) for where in (("2", LLM) if vlm.tower is not None else (LLM,)))
@@ -175,7 +183,7 @@ def attempt_vlm(example: VlmExample) -> Line:
     return line
 
 
-def _try(line: Line, model: nn.Module, inputs: Inputs, wheres: Sequence[str]) -> None:
+def _try_cuts(line: Line, model: nn.Module, inputs: Inputs, wheres: Sequence[str]) -> None:
     """Drops and merges at all these places, noted in the line."""
     for places, rest in ((line.drops, "drop"), (line.merges, "merge")):
         for where in wheres:
@@ -233,7 +241,7 @@ def _pooling(model: nn.Module, inputs: Inputs, where: str, otherwise: str) -> st
             batch, first = len(view.tokens), view.n - keep
             groups = (torch.arange(view.n) - first).clamp_min(0).expand(batch, -1)  # one big group, the others single
             index = torch.arange(first, view.n).expand(batch, -1)
-            reduction = Reduction.merge(groups, index, view.size())
+            reduction = Reduction.merge(groups, index, view.sizes_or_ones())
             return reduction if sized else Reduction(index, view.n, reduction.weight, torch.ones_like(index, dtype=torch.float))
 
         return join
@@ -277,5 +285,5 @@ def run(args: Namespace) -> None:
     if args.output is not None:
         path, text = Path(args.output), markdown(lines)
         if path.exists() and path.read_bytes() != text.encode():
-            files.move_aside(path)
+            files.back_up(path)
         files.write_text(path, text)

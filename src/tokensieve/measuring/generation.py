@@ -30,10 +30,20 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.cutting.handle import Handle
-from tokensieve.cutting.placement import place
+from tokensieve.cutting.placement import place_plan
 from tokensieve.device import timed
 from tokensieve.errors import UserError
-from tokensieve.measuring.phases import PHASES, Inputs, _answer, _cache, _fresh, _on, _opened, _split, _work
+from tokensieve.measuring.phases import (
+    PHASES,
+    Inputs,
+    cache_sizes,
+    count_work,
+    fresh_handle,
+    generate_answer,
+    open_model,
+    plan_on,
+    split_phases,
+)
 from tokensieve.models.vlm import Vlm
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Budget, Plan, Where, make_step
@@ -59,26 +69,26 @@ def measure(
     """
     from tqdm import trange
 
-    vlm = _opened(model)
-    handle = plan if isinstance(plan, Handle) else _fresh(model, plan, weights)
+    vlm = open_model(model)
+    handle = plan if isinstance(plan, Handle) else fresh_handle(model, plan, weights)
     was_on = bool(handle._undo)
     handle.remove()
     device = inputs["input_ids"].device
     try:
-        answer = _answer(model, inputs, new_tokens)
+        answer = generate_answer(model, inputs, new_tokens)
         arms = (None, handle)
         for arm in arms:  # warm-up
-            with _on(arm):
+            with plan_on(arm):
                 answer()
         rounds: list[list[dict[str, float]]] = [[], []]
         for turn in trange(repeats, desc=f"batch {len(inputs['input_ids'])}", unit="round", disable=quiet, leave=False):
             for number in (turn % 2, 1 - turn % 2):
-                with _on(arms[number]):
+                with plan_on(arms[number]):
                     total = timed(answer, device)[1]
-                rounds[number].append({**_split(vlm, arms[number], answer, device), "total": total})
+                rounds[number].append({**split_phases(vlm, arms[number], answer, device), "total": total})
         full, reduced = rounds
-        work = [_work(vlm, arm, model, inputs) for arm in arms]
-        caches = [_cache(vlm, arm, model, inputs) for arm in arms]
+        work = [count_work(vlm, arm, model, inputs) for arm in arms]
+        caches = [cache_sizes(vlm, arm, model, inputs) for arm in arms]
     finally:
         if was_on:
             handle.attach()
@@ -104,7 +114,7 @@ def measure(
 
 def prompts(model: nn.Module, batch_size: int, text_tokens: int = 16, seed: int = 0) -> dict[str, Tensor]:
     """Prompts for a LLaVA, each an image of noise between words of noise, on the model's device."""
-    vlm = _opened(model)
+    vlm = open_model(model)
     config, vision = vlm.inner.config, vlm.inner.config.vision_config
     if vlm.family != "LLaVA":
         raise UserError(f"prompts of noise can be made for LLaVA alone; give {vlm.family} what its processor makes")
@@ -113,7 +123,7 @@ def prompts(model: nn.Module, batch_size: int, text_tokens: int = 16, seed: int 
         config.text_config.vocab_size // 2, config.text_config.vocab_size - 1, (batch_size, text_tokens), generator=made
     )
     words = torch.where(words == config.image_token_id, words + 1, words)
-    image = torch.full((batch_size, _image_tokens(vlm)), config.image_token_id)
+    image = torch.full((batch_size, image_tokens(vlm)), config.image_token_id)
     ids = torch.cat([words[:, :1], image, words[:, 1:]], dim=1)
     pixels = torch.randn(batch_size, 3, vision.image_size, vision.image_size, generator=made)
     where = next(model.parameters())
@@ -126,25 +136,25 @@ def in_shares(vlm: Vlm, handle: Handle) -> Plan:
 
     Its text reads as the same plan: shares are rounded down to so many digits that on this model each keeps what it kept.
     """
-    n, steps = _image_tokens(vlm), []
-    for cut in place(handle.plan, vlm.tower, 0, vlm.decoder.depth, handle.parts):
+    n, steps = image_tokens(vlm), []
+    for cut in place_plan(handle.plan, vlm.tower, 0, vlm.decoder.depth, handle.parts):
         keep = cut.budget.count(n)
         given = {name: value for name, value in cut.step.given.items() if name != "m" or cut.step.method.budget is None}
         if cut.budget.kind == "share" or keep < n:
-            share = cut.budget if cut.budget.kind == "share" else _share(keep, n)
+            share = cut.budget if cut.budget.kind == "share" else token_share(keep, n)
             steps.append(make_step(cut.step.method, Where.parse(cut.name), share, given))
         n = keep + (cut.step.rest == "fuse" and keep < n)
     return Plan(tuple(steps))
 
 
-def _image_tokens(vlm: Vlm) -> int:
+def image_tokens(vlm: Vlm) -> int:
     """Tokens that a LLaVA makes of an image: its patches, and CLS where that is shown (and the tower cannot be cut)."""
     config, vision = vlm.inner.config, vlm.inner.config.vision_config
     shows_cls = config.vision_feature_select_strategy == "full" and vlm.tower is None
     return int((vision.image_size // vision.patch_size) ** 2 + shows_cls)
 
 
-def _share(keep: int, n: int) -> Budget:
+def token_share(keep: int, n: int) -> Budget:
     """The share that is keep of n, in hundredths of a percent, or finer where it would be fewer tokens otherwise."""
     parts = 10_000
     while math.ceil(Fraction(keep * parts // n, parts) * n) < keep:

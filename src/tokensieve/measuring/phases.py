@@ -149,14 +149,14 @@ class Meter:
         self._reading = False
 
 
-def _opened(model: nn.Module) -> Vlm:
+def open_model(model: nn.Module) -> Vlm:
     vlm = open_vlm(model)
     if vlm is None:
         raise UserError(f"{type(model).__name__} is no vision-language model; measure it without --model_type vlm")
     return vlm
 
 
-def _fresh(model: nn.Module, plan: Plan | str, weights: Weights) -> Handle:
+def fresh_handle(model: nn.Module, plan: Plan | str, weights: Weights) -> Handle:
     """A handle off the model; its notes are in the rows, so it says nothing."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
     trained = plan.is_trained
@@ -166,12 +166,12 @@ def _fresh(model: nn.Module, plan: Plan | str, weights: Weights) -> Handle:
             return handle
 
 
-def _on(handle: Handle | None) -> AbstractContextManager[Any]:
+def plan_on(handle: Handle | None) -> AbstractContextManager[Any]:
     """The handle on the model, then off again; nothing where there is none."""
     return nullcontext() if handle is None else handle
 
 
-def _answer(model: Any, inputs: Inputs, new_tokens: int) -> Callable[[], Any]:
+def generate_answer(model: Any, inputs: Inputs, new_tokens: int) -> Callable[[], Any]:
     """A call that generates exactly so many tokens."""
     how = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1, "use_cache": True, "eos_token_id": None}
 
@@ -182,7 +182,7 @@ def _answer(model: Any, inputs: Inputs, new_tokens: int) -> Callable[[], Any]:
     return call
 
 
-def _split(vlm: Vlm, handle: Handle | None, answer: Callable[[], Any], device: torch.device) -> dict[str, float]:
+def split_phases(vlm: Vlm, handle: Handle | None, answer: Callable[[], Any], device: torch.device) -> dict[str, float]:
     """Seconds of each phase of one answer."""
 
     def clock() -> float:
@@ -203,21 +203,21 @@ def _split(vlm: Vlm, handle: Handle | None, answer: Callable[[], Any], device: t
     }
 
 
-def _work(vlm: Vlm, handle: Handle | None, model: nn.Module, inputs: Inputs) -> dict[str, float]:
+def count_work(vlm: Vlm, handle: Handle | None, model: nn.Module, inputs: Inputs) -> dict[str, float]:
     """GFLOPs of a prompt up to its first new token, the mean of these, divided as the seconds are."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter, Meter(vlm, handle, counter.get_total_flops) as meter:
-        _answer(model, inputs, 1)()
+        generate_answer(model, inputs, 1)()
     counted = {phase: getattr(meter, phase) for phase in ("tower", "selection", "prefill", "llm")}
     return {
         phase: flops / len(inputs["input_ids"]) / 1e9 for phase, flops in (counted | {"all": counter.get_total_flops()}).items()
     }
 
 
-def _cache(vlm: Vlm, handle: Handle | None, model: Any, inputs: Inputs) -> dict[str, Any]:
+def cache_sizes(vlm: Vlm, handle: Handle | None, model: Any, inputs: Inputs) -> dict[str, Any]:
     """Tokens that each layer's cache holds for a prompt after it was read, and MiB of all layers and prompts."""
-    with torch.no_grad(), _on(handle):
+    with torch.no_grad(), plan_on(handle):
         cache = model(**inputs, use_cache=True, logits_to_keep=1).past_key_values
     held = [cache.layers[number] for number in range(vlm.decoder.depth)]
     return {

@@ -28,7 +28,7 @@ from tokensieve.methods.registry import describe
 from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
 from tokensieve.parts.protocol import Weights
-from tokensieve.parts.resolve import read
+from tokensieve.parts.resolve import read_weights
 from tokensieve.plan import Budget, Plan, Step, Where
 
 BASE = {"open_clip": "ViT-B-16", "hf": "clip-vit-base-patch16", "timm": "vit_base_patch16_224"}
@@ -75,7 +75,7 @@ def run(
     net = loading.architecture(model, pretrained, image_size, model_type).to(place).eval()
     height, width = open_tower(net).image_size  # what cannot be cut says so here
     if weights is not None and not pretrained:  # with random weights no trained part is this model's own; speed is the same
-        weights = {name: one.part.to(place) for name, one in read(weights).items()}
+        weights = {name: one.part.to(place) for name, one in read_weights(weights).items()}
     rows = []
     for batch_size in batch_sizes or [16]:
         images = torch.randn(batch_size, 3, height, width, generator=torch.Generator().manual_seed(0)).to(place)
@@ -84,7 +84,7 @@ def run(
             rows.append(about | row)
     if output is not None:
         if Path(output).exists():
-            files.move_aside(Path(output))
+            files.back_up(Path(output))
         files.write_json(Path(output), {"rows": rows, "versions": provenance.versions()})
     if not quiet:
         _print_table(rows)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.device import find_device
-from tokensieve.measuring.break_even import _print_points, break_even
+from tokensieve.measuring.break_even import break_even, print_points
 from tokensieve.measuring.generation import BATCHES, PLAN, measure, prompts
-from tokensieve.measuring.phases import PHASES, _fresh
+from tokensieve.measuring.phases import PHASES, fresh_handle
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan
 
@@ -43,7 +43,7 @@ def run(
     about = {"model": name, "model_type": "vlm", "device": str(where)}
     rows, points = [], []
     for plan in parsed:
-        handle = _fresh(net, plan, weights)
+        handle = fresh_handle(net, plan, weights)
         for batch_size in batch_sizes or BATCHES:
             row = measure(net, prompts(net, batch_size, text_tokens), handle, repeats, new_tokens, quiet=quiet)
             rows.append(about | row)
@@ -51,11 +51,11 @@ def run(
             points.append(break_even(net, handle, batch_sizes or BATCHES, text_tokens=text_tokens, quiet=quiet))
     if output is not None:
         if Path(output).exists():
-            files.move_aside(Path(output))
+            files.back_up(Path(output))
         files.write_json(Path(output), {"rows": rows, "break_even": points, "versions": provenance.versions()})
     if not quiet:
         _print_table(rows)
-        _print_points(points)
+        print_points(points)
     return rows
 
 

@@ -65,4 +65,4 @@ def pool(view: View, keep: int) -> Reduction:
     cell = cells(view.grid, view.n, keep)
     middle = centres(view.grid, cell, keep).to(view.tokens.device)
     batch = view.tokens.shape[0]
-    return Reduction.merge(cell.to(view.tokens.device).expand(batch, -1), middle.expand(batch, -1), view.size())
+    return Reduction.merge(cell.to(view.tokens.device).expand(batch, -1), middle.expand(batch, -1), view.sizes_or_ones())

@@ -120,7 +120,7 @@ class Heads(nn.Module):
     def forward(self, view: View) -> Tensor:
         if view.place not in self.places():
             raise UserError(f"cross: no head for @{view.place}; these weights were trained for {', '.join(self.places())}")
-        return self.layer[view.place.removeprefix("llm.")](view.tokens, view.size(), view.question)
+        return self.layer[view.place.removeprefix("llm.")](view.tokens, view.sizes_or_ones(), view.question)
 
 
 @method(

@@ -161,7 +161,7 @@ def merger(view: View, keep: int) -> Reduction:
         ranked = ranked - part.temperature * (-view.noise().clamp(1e-6, 1 - 1e-6).log()).log()
     centres = top(ranked, keep)  # (B, M)
     share, nearest = part.assign(compared, centres)
-    mass = share.transpose(1, 2) * view.size()[:, None]  # (B, M, N)
+    mass = share.transpose(1, 2) * view.sizes_or_ones()[:, None]  # (B, M, N)
     sizes = mass.sum(-1)  # (B, M)
     weight = mass / sizes[..., None]
     if learning and keep > 1:

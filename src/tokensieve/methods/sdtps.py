@@ -197,7 +197,7 @@ def sdtps(view: View, keep: int) -> Reduction:
     names = tuple(view.context.get("modalities", ())) or ("",)
     if len(view.tokens) % len(names):
         raise UserError(f"sdtps: {len(view.tokens)} images are not the same number of each of {', '.join(names)}")
-    own = view.summary()  # (M B, D)
+    own = view.global_token()  # (M B, D)
     made = [
         _of_one(*part.weights_of(name), tokens, feature, others, noise)
         for name, tokens, feature, others, noise in zip(

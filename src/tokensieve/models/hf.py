@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models.patching import Patch
-from tokensieve.models.pooling import alone, bias_pooler, blank_after, log_sizes, query_row, split_heads
-from tokensieve.models.tower import Given, Layout, Sizes, Tower, Undo, pick, watch_conv
+from tokensieve.models.pooling import bias_pooler, blank_after, log_sizes, pool_single_token, query_row, split_heads
+from tokensieve.models.tower import BlockInputs, Layout, Sizes, Tower, Undo, gather_rotary, watch_conv
 from tokensieve.scoring import Attention, attend
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class HFBlock:
     def attention(self) -> Any:
         return getattr(self.module, self.names.attention)
 
-    def narrow(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+    def select_inputs(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockInputs:
         kwargs = dict(kwargs)
         mask = args[0] if args else kwargs.get("attention_mask")
         if mask is not None and not self.pads:
@@ -94,7 +94,7 @@ class HFBlock:
         else:
             kwargs["attention_mask"] = None
         if index is not None and kwargs.get("position_embeddings") is not None:
-            kwargs["position_embeddings"] = tuple(pick(table, index) for table in kwargs["position_embeddings"])
+            kwargs["position_embeddings"] = tuple(gather_rotary(table, index) for table in kwargs["position_embeddings"])
         return args, kwargs
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
@@ -110,7 +110,7 @@ class HFBlock:
         out = getattr(attn, self.names.out)(out.transpose(1, 2).flatten(2))
         return x + self._branch(out, 1), Attention(q, k, self.prefix, scale, bias, lse, self.has_cls)
 
-    def feed(self, x: Tensor) -> Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         return x + self._branch(self.module.mlp(getattr(self.module, self.names.norm2)(x)), 2)
 
     def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
     def watch(tell: Callable[[Layout], None]) -> list[Undo]:
         return _watch_shapes(net, tell) if flexible else watch_conv(attrgetter(kind.patches)(net), tell)
 
-    def weigh_pooling(sizes: Sizes) -> list[Undo]:
+    def patch_pooling(sizes: Sizes) -> list[Undo]:
         undo = [blank_after(attrgetter(kind.last)(net), prefix, sizes)] if kind.norms_all else []
         if averages:
             undo.append(_weigh_mean(net, prefix, sizes))
@@ -187,7 +187,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
     def project(x: Tensor) -> Tensor:
         x = attrgetter(kind.last)(net).forward(x)  # forward: hooks of a plan that is on are not for these tokens
         if head is not None:
-            x = alone(head.attention, x)
+            x = pool_single_token(head.attention, x)
             x = x + head.mlp(head.layernorm(x))
         return model.visual_projection(x) if hasattr(model, "visual_projection") else x
 
@@ -201,8 +201,8 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         image_size=image_size,
         pools_cls=has_cls and not averages,
         check=check,
-        watch=watch,
-        weigh_pooling=weigh_pooling,
+        on_layout=watch,
+        patch_pooling=patch_pooling,
         project=project,
         pooling=None if head is None else lambda view: _query_row(net, view),
         per_token=flexible or hasattr(net, "rope_embeddings"),

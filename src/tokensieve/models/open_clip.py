@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import timm
 from tokensieve.models.patching import replace
-from tokensieve.models.pooling import alone, bias_pooler, blank, weighted_mean
-from tokensieve.models.tower import Given, Sizes, Tower, Undo, watch_conv
+from tokensieve.models.pooling import bias_pooler, pool_single_token, weighted_mean, zero_empty_tokens
+from tokensieve.models.tower import BlockInputs, Sizes, Tower, Undo, watch_conv
 from tokensieve.scoring import Attention, attend
 
 
@@ -33,7 +33,7 @@ class OpenBlock:
         q, k = self._normed(*self._heads(both, 2))
         return Attention(q, k, self.prefix, q.shape[-1] ** -0.5, bias)
 
-    def narrow(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+    def select_inputs(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockInputs:
         return args, kwargs  # its tower hands it nothing but tokens
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
@@ -52,7 +52,7 @@ class OpenBlock:
             out = self.module.ln_attn(out)
         return x + self.module.ls_1(out), Attention(q, k, self.prefix, scale, bias, lse)
 
-    def feed(self, x: Tensor) -> Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         return x + self.module.ls_2(self.module.mlp(self.module.ln_2(x)))
 
     def _heads(self, joint: Tensor, parts: int) -> tuple[Tensor, ...]:
@@ -105,8 +105,8 @@ def open_tower(model: nn.Module) -> Tower | None:
         image_size=tuple(visual.image_size),
         pools_cls=visual.pool_type == "tok" and visual.attn_pool is None,
         check=check,
-        watch=lambda tell: watch_conv(visual.conv1, tell),
-        weigh_pooling=lambda sizes: _weigh_pooling(visual, sizes),
+        on_layout=lambda tell: watch_conv(visual.conv1, tell),
+        patch_pooling=lambda sizes: _weigh_pooling(visual, sizes),
         project=lambda x: _project(visual, x),
     )
 
@@ -126,7 +126,7 @@ def _project(visual: Any, x: Tensor) -> Tensor:
 
 
 def _pooled_alone(pooler: Any, x: Tensor) -> Tensor:
-    return alone(pooler.attn, pooler.ln_k(x))
+    return pool_single_token(pooler.attn, pooler.ln_k(x))
 
 
 def _weigh_pooling(visual: Any, sizes: Sizes) -> list[Undo]:
@@ -145,7 +145,7 @@ def _sized_pool(visual: Any, stock: Callable[[Tensor], tuple[Tensor, Tensor]], s
         size = sizes()
         if size is None:
             return stock(x)
-        tokens = blank(x[:, 1:], size)  # (B, K, D)
+        tokens = zero_empty_tokens(x[:, 1:], size)  # (B, K, D)
         if visual.pool_type == "avg":
             return weighted_mean(tokens, size), tokens
         return stock(torch.cat([x[:, :1], tokens], dim=1))

@@ -19,7 +19,7 @@ def weighted_mean(tokens: Tensor, sizes: Tensor) -> Tensor:
     return mean.to(tokens.dtype)
 
 
-def blank(tokens: Tensor, sizes: Tensor) -> Tensor:
+def zero_empty_tokens(tokens: Tensor, sizes: Tensor) -> Tensor:
     """Tokens that stand for nothing (rest=zero) are 0 again, whatever a norm made of them: (B, K, D) -> same."""
     return tokens * (sizes > 0)[..., None]
 
@@ -29,7 +29,7 @@ def blank_after(norm: nn.Module, prefix: int, sizes: Sizes) -> Undo:
 
     def look(module: nn.Module, args: Any, out: Tensor) -> Tensor:
         size = sizes()
-        return out if size is None else torch.cat([out[:, :prefix], blank(out[:, prefix:], size)], dim=1)
+        return out if size is None else torch.cat([out[:, :prefix], zero_empty_tokens(out[:, prefix:], size)], dim=1)
 
     return norm.register_forward_hook(Patch(look)).remove
 
@@ -56,7 +56,7 @@ def bias_pooler(attention: nn.MultiheadAttention, sizes: Sizes) -> Undo:
     return attention.register_forward_pre_hook(Patch(add_bias), with_kwargs=True).remove
 
 
-def alone(attention: nn.MultiheadAttention, x: Tensor) -> Tensor:
+def pool_single_token(attention: nn.MultiheadAttention, x: Tensor) -> Tensor:
     """What the attention answers to any query when a token is the only one it sees: (..., D) -> (..., E)."""
     width = attention.embed_dim
     weight = attention.v_proj_weight if attention.in_proj_weight is None else attention.in_proj_weight[2 * width :]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models.patching import Patch, replace
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
-from tokensieve.models.tower import Given, Sizes, Tower, Undo, pick, watch_conv
+from tokensieve.models.tower import BlockInputs, Sizes, Tower, Undo, gather_rotary, watch_conv
 from tokensieve.scoring import Attention, attend
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class TimmBlock:
     has_cls: bool
     norm_after: bool
 
-    def narrow(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+    def select_inputs(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockInputs:
         if kwargs.get("attn_mask") is not None or kwargs.get("is_causal"):
             raise UserError("this model was called with an attention mask, which cannot follow a cut; call it without")
         rope = kwargs.get("rope")
         if index is not None and rope is not None:
-            kwargs = dict(kwargs) | {"rope": pick(rope, index)}
+            kwargs = dict(kwargs) | {"rope": gather_rotary(rope, index)}
         return args, kwargs
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
@@ -56,7 +56,7 @@ class TimmBlock:
         out = attn.proj_drop(attn.proj(out))
         return x + self._branch(out, 1), Attention(q, k, self.prefix, attn.scale, bias, lse, self.has_cls)
 
-    def feed(self, x: Tensor) -> Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         seen = x if self.norm_after else self.module.norm2(x)
         return x + self._branch(self.module.mlp(seen), 2)
 
@@ -159,8 +159,8 @@ def _open(trunk: Any, family: str) -> Tower:
         image_size=tuple(embed.img_size),
         pools_cls=trunk.global_pool == "token" and pool is None,
         check=check,
-        watch=lambda tell: watch_conv(embed.proj, tell),
-        weigh_pooling=lambda sizes: _weigh_pooling(trunk, sizes),
+        on_layout=lambda tell: watch_conv(embed.proj, tell),
+        patch_pooling=lambda sizes: _weigh_pooling(trunk, sizes),
         project=lambda x: _project(trunk, x),
         pooling=(lambda view: _query_row(trunk, view)) if latent else None,
         per_token=getattr(trunk, "rope", None) is not None,

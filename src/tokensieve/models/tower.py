@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Sizes = Callable[[], Tensor | None]  # the (B, N) sizes of the pass under way, or None
 Undo = Callable[[], None]
-Given = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model hands its blocks besides the tokens
+BlockInputs = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model hands its blocks besides the tokens
 
 
 class Block(Protocol):
@@ -26,7 +26,7 @@ class Block(Protocol):
 
     module: nn.Module  # the stock block; its own forward runs wherever nothing has to be opened
 
-    def narrow(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given:
+    def select_inputs(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockInputs:
         """What the model hands this block besides x, for the patches index (B, K) of those it was made for (None: all).
 
         A UserError if it is something that cannot follow a cut.
@@ -40,7 +40,7 @@ class Block(Protocol):
         """
         ...
 
-    def feed(self, x: Tensor) -> Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         """x plus the MLP branch."""
         ...
 
@@ -66,16 +66,18 @@ class Tower:
     image_size: tuple[int, int]  # (h, w) in pixels, as configured
     pools_cls: bool  # the image feature is made of prefix tokens alone
     check: Callable[[], None]  # raises UserError where the model is in a state in which it cannot be cut
-    watch: Callable[[Callable[[Layout], None]], list[Undo]]  # has each batch's layout told before its first block
-    weigh_pooling: Callable[[Sizes], list[Undo]]  # makes the model's own pooling respect sizes; undone by the list
+    on_layout: Callable[[Callable[[Layout], None]], list[Undo]]  # has each batch's layout told before its first block
+    patch_pooling: Callable[[Sizes], list[Undo]]  # makes the model's own pooling respect sizes; undone by the list
     project: Callable[[Tensor], Tensor]  # (B, N, D) -> (B, N, E): the image feature that each token alone would give
     pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where there is one
     per_token: bool = False  # its blocks are handed something for each token (rotary angles), which has to follow the cuts
     head: nn.Module | None = None  # what sees the global feature and the projected tokens (B, 1+N, E); then @out is there
     head_width: int = 0  # E
-    apart: str = ""  # why there are no blocks, where only @out can be cut
+    no_blocks_reason: str = ""  # why there are no blocks, where only @out can be cut
     context: Callable[[], Mapping[str, Any]] = dict  # what the model tells methods of the batch under way
-    spread: Callable[[Tensor], Tensor] = lambda samples: samples  # numbers of samples -> of the rows of the batch under way
+    expand_sample_ids: Callable[[Tensor], Tensor] = lambda samples: (
+        samples
+    )  # numbers of samples -> of the rows of the batch under way
 
     @property
     def depth(self) -> int:
@@ -92,7 +94,7 @@ def watch_conv(conv: nn.Module, tell: Callable[[Layout], None]) -> list[Undo]:
     return [conv.register_forward_hook(Patch(look)).remove]
 
 
-def pick(table: Tensor, index: Tensor) -> Tensor:
+def gather_rotary(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a table of rotary angles for the patches of each image.
 
     table: (N, d), (H, N, d) or (B, H or 1, N, d); index: (B, K) -> (B, H or 1, K, d)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import tokensieve
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.methods.registry import REGISTRY, Method, get_method
-from tokensieve.parts.protocol import Given
-from tokensieve.parts.signature import origin
+from tokensieve.parts.protocol import LoadedPart
+from tokensieve.parts.signature import model_signature
 
 FORMAT = "tokensieve part 1"
 HEADER = "tokensieve"  # one entry: safetensors writes several in any order
@@ -28,36 +28,36 @@ RECIPES = {  # what trains each method's part
 }
 
 
-def read_part(path: Path) -> Given:
+def read_part(path: Path) -> LoadedPart:
     """The part in one file, in evaluation mode."""
-    about = read_about(path)
-    _check_trainable(about["method"], str(path))
-    return Given(_build(path, about, get_method(about["method"])), str(path), about)
+    about = read_header(path)
+    check_trainable(about["method"], str(path))
+    return LoadedPart(build_part(path, about, get_method(about["method"])), str(path), about)
 
 
 def save_part(path: Path, method: str, part: nn.Module, model: nn.Module, trained: Mapping[str, Any]) -> None:
     """Write a part, whole or not at all. trained: what it was trained for, anything JSON can say."""
     from tokensieve.files import write_bytes
 
-    write_bytes(path, pack(part, describe(method, part, origin(model), trained)))
+    write_bytes(path, pack_part(part, describe_part(method, part, model_signature(model), trained)))
 
 
-def describe(method: str, part: nn.Module, origin: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
+def describe_part(method: str, part: nn.Module, origin: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
     """The header of a part, but for its checksum. origin: the signature of the model it was trained on."""
     settings: Any = part.settings
     made = {"format": FORMAT, "tokensieve": tokensieve.__version__, "method": method, "settings": dict(settings)}
     return made | {**origin, "trained": dict(trained)}
 
 
-def pack(part: nn.Module, header: Mapping[str, Any]) -> bytes:
+def pack_part(part: nn.Module, header: Mapping[str, Any]) -> bytes:
     """The file of a part."""
     from safetensors.torch import save
 
-    header = {**header, "sha256": checksum(part)}
+    header = {**header, "sha256": part_checksum(part)}
     return save(_tensors(part), metadata={HEADER: json.dumps(header, allow_nan=False)})
 
 
-def read_about(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> dict[str, Any]:
     """What the header of a part says; a UserError where the file is none."""
     from safetensors import SafetensorError, safe_open
 
@@ -66,25 +66,27 @@ def read_about(path: Path) -> dict[str, Any]:
             header = (file.metadata() or {}).get(HEADER)
         about: dict[str, Any] = json.loads(header) if header else {}
         if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise UserError(f"{path}: not the trained part of a method; {_makers()} makes such files")
+            raise UserError(f"{path}: not the trained part of a method; {training_commands()} makes such files")
         if "width" in about:  # headers of 0.1 have no other setting
             about.setdefault("settings", {"width": about["width"]})
         lacking = [key for key, kind in KEYS.items() if not isinstance(about.get(key), kind)]
         if not lacking and not isinstance(about["settings"].get("width"), int):
             lacking = ["settings.width"]
         if lacking:
-            raise UserError(f"{path}: its header does not say {', '.join(lacking)}; {_makers()} makes files that do")
+            raise UserError(f"{path}: its header does not say {', '.join(lacking)}; {training_commands()} makes files that do")
         return about
     except FileNotFoundError:
-        raise UserError(f"no file {str(path)!r}; {_makers()} makes such files") from None
+        raise UserError(f"no file {str(path)!r}; {training_commands()} makes such files") from None
     except (SafetensorError, OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         told = " ".join(str(error).split())[:120]
-        raise UserError(f"{path}: damaged, or not a safetensors file ({told}); {_makers()} makes such files") from None
+        raise UserError(
+            f"{path}: damaged, or not a safetensors file ({told}); {training_commands()} makes such files"
+        ) from None
 
 
-def checksum(part: nn.Module | Mapping[str, Tensor]) -> str:
+def part_checksum(part: nn.Module | Mapping[str, Tensor]) -> str:
     """SHA-256 over names, types, shapes and values of a part's tensors."""
     state = hashlib.sha256()
     for name, value in sorted((_tensors(part) if isinstance(part, nn.Module) else part).items()):
@@ -93,7 +95,7 @@ def checksum(part: nn.Module | Mapping[str, Tensor]) -> str:
     return state.hexdigest()
 
 
-def _check_trainable(name: str, source: str) -> None:
+def check_trainable(name: str, source: str) -> None:
     if name not in REGISTRY:
         raise UserError(f"{source}: weights for {name}, which is no method.{did_you_mean(name, REGISTRY)}")
     if get_method(name).part is None:
@@ -104,14 +106,14 @@ def _tensors(part: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().cpu().contiguous() for name, value in part.state_dict().items()}
 
 
-def _build(path: Path, about: Mapping[str, Any], method: Method) -> nn.Module:
+def build_part(path: Path, about: Mapping[str, Any], method: Method) -> nn.Module:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         part: nn.Module = method.part(**about["settings"])
         state = load_file(str(path))
-        if checksum(state) != about["sha256"]:
+        if part_checksum(state) != about["sha256"]:
             raise UserError(f"{path}: damaged, its tensors are not those that were saved; copy it again, or train it again")
         part.load_state_dict(state)
     except UserError:
@@ -124,5 +126,5 @@ def _build(path: Path, about: Mapping[str, Any], method: Method) -> nn.Module:
     return part.requires_grad_(False).eval()
 
 
-def _makers() -> str:
+def training_commands() -> str:
     return " or ".join(f"tokensieve train {recipe}" for recipe in dict.fromkeys(RECIPES.values()))

@@ -67,10 +67,10 @@ class Reducers(Mapping[str, nn.Module]):
         handle's ledger; measured: numbers by name, or by plan and name, for the model card.
         """
         plan = Plan.parse(plan) if isinstance(plan, str) else plan
-        trained = {"model": signature.name_of(model)} | dict(trained or {})
+        trained = {"model": signature.model_name(model)} | dict(trained or {})
         resolve.load_parts(plan, model, dict(modules))  # says what does not fit
-        signed = signature.origin(model)
-        headers = {name: part_files.describe(name, part, signed, trained) for name, part in modules.items()}
+        signed = signature.model_signature(model)
+        headers = {name: part_files.describe_part(name, part, signed, trained) for name, part in modules.items()}
         rows = [row if isinstance(row, Mapping) else vars(row) for row in tokens]
         return cls(modules, plan, headers, trained, rows, measured)
 
@@ -109,13 +109,13 @@ class Reducers(Mapping[str, nn.Module]):
 
         What lies there under the same names and is different is kept as NAME.1, NAME.2, ... measured: numbers for the card.
         """
-        from tokensieve.files import move_aside, write_bytes
+        from tokensieve.files import back_up, write_bytes
 
         folder = Path(folder)
         self.measured |= measured or {}
         if push_to_hub:
             repo_id = repo_id or folder.name
-        files = {f"{name}.safetensors": part_files.pack(part, self.headers[name]) for name, part in self.items()}
+        files = {f"{name}.safetensors": part_files.pack_part(part, self.headers[name]) for name, part in self.items()}
         files[CARD] = self.card(repo_id, license).encode()
         files[CONFIG] = (json.dumps(self.config(), indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
         for name, content in files.items():
@@ -123,7 +123,7 @@ class Reducers(Mapping[str, nn.Module]):
             if path.is_file():
                 if path.read_bytes() == content:
                     continue
-                move_aside(path)
+                back_up(path)
             write_bytes(path, content)
         return _push(folder, str(repo_id), list(files), private, token, revision, commit_message) if push_to_hub else None
 
@@ -153,7 +153,7 @@ class Reducers(Mapping[str, nn.Module]):
 
     def config(self) -> dict[str, Any]:
         """What config.json says."""
-        described = {name: {"settings": part.settings, "sha256": part_files.checksum(part)} for name, part in self.items()}
+        described = {name: {"settings": part.settings, "sha256": part_files.part_checksum(part)} for name, part in self.items()}
         libraries = ("tokensieve", "torch", "transformers", "safetensors")
         return {
             "format": FORMAT,
@@ -235,9 +235,9 @@ def fetch(
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    from tokensieve.models.loading.hub import hub_answers, missing
+    from tokensieve.models.loading.hub import hub_is_reachable, offline_message
 
-    online = hub_answers()
+    online = hub_is_reachable()
     try:
         return Path(
             snapshot_download(
@@ -250,7 +250,7 @@ def fetch(
             )
         )
     except LocalEntryNotFoundError:
-        raise UserError(f"there is no file or folder {repo_id!r}, and as an id on the Hub it is {missing()}") from None
+        raise UserError(f"there is no file or folder {repo_id!r}, and as an id on the Hub it is {offline_message()}") from None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         told = " ".join(str(error).split())[:200]
         raise UserError(f"there is no file or folder {repo_id!r}, and the Hub does not give it: {told}") from None
@@ -301,10 +301,10 @@ def _push(
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-    from tokensieve.models.loading.hub import hub_answers, missing
+    from tokensieve.models.loading.hub import hub_is_reachable, offline_message
 
-    if not hub_answers():
-        raise UserError(f"{repo_id}: the Hub is {missing().partition(' and ')[2]}; the reducers are saved in {folder}")
+    if not hub_is_reachable():
+        raise UserError(f"{repo_id}: the Hub is {offline_message().partition(' and ')[2]}; the reducers are saved in {folder}")
     try:
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id

@@ -13,7 +13,7 @@ Weights = str | Path | Sequence[str | Path] | Mapping[str, nn.Module] | None
 
 
 @dataclass(frozen=True)
-class Given:
+class LoadedPart:
     """A trained module, where it came from, and what its header says; a module that a user made has none."""
 
     part: nn.Module

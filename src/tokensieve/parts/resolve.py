@@ -14,10 +14,10 @@ from typing import Any
 from torch import nn
 
 from tokensieve.errors import UserError
-from tokensieve.parts.files import _check_trainable, _makers, read_part
-from tokensieve.parts.fit import _check_origin, _check_width, _on_device_of, _own, _shipped
-from tokensieve.parts.protocol import Given, Weights
-from tokensieve.parts.signature import origin
+from tokensieve.parts.files import check_trainable, read_part, training_commands
+from tokensieve.parts.fit import check_origin, check_width, on_device_of, parts_of_model, shipped_part
+from tokensieve.parts.protocol import LoadedPart, Weights
+from tokensieve.parts.signature import model_signature
 from tokensieve.plan import Plan
 
 
@@ -29,39 +29,39 @@ def load_parts(plan: Plan, model: nn.Module, weights: Weights = None) -> dict[st
     weights, a model's own parts serve it (`parts` of a re-identification model), else those that ship for the model.
     """
     methods = {step.method.name: step.method for step in plan.steps if step.method.part is not None}
-    given = read(weights)
+    given = read_weights(weights)
     for name, one in given.items():
-        _check_trainable(name, one.source)
+        check_trainable(name, one.source)
     if given and not any(name in methods for name in given):
         sources = ", ".join(dict.fromkeys(one.source for one in given.values()))
         raise UserError(f"{sources}: weights for {' and '.join(given)}, but the plan {plan} does not use it")
     if not methods:
         return {}
-    own = _own(model)
-    given = {name: Given(own[name], "the model") for name in methods if name in own} | given
-    here = origin(model) if any(name not in given or given[name].about for name in methods) else {}
+    own = parts_of_model(model)
+    given = {name: LoadedPart(own[name], "the model") for name in methods if name in own} | given
+    here = model_signature(model) if any(name not in given or given[name].about for name in methods) else {}
     found = {}
     for name, method in methods.items():
         if name not in given:
-            found[name] = _shipped(method, plan, model, here)
+            found[name] = shipped_part(method, plan, model, here)
             continue
         one = given[name]
         if not isinstance(one.part, method.part):
             kind = type(one.part).__name__
             raise UserError(f"{one.source}: the weights for {name} are a {kind}, not a {method.part.__name__}")
-        _check_width(name, one, plan, model)
+        check_width(name, one, plan, model)
         if one.about is not None:
-            _check_origin(name, one, model, here)
-        found[name] = one.part if one.about is None else _on_device_of(model, one.part)
+            check_origin(name, one, model, here)
+        found[name] = one.part if one.about is None else on_device_of(model, one.part)
     return found
 
 
-def read(weights: Weights) -> dict[str, Given]:
+def read_weights(weights: Weights) -> dict[str, LoadedPart]:
     """Everything that the weights hold, by the method's name; of files, the methods' modules in evaluation mode."""
     if isinstance(weights, Mapping):
         headers: Mapping[str, Any] = getattr(weights, "headers", {})  # Reducers have them
-        return {name: Given(part, "weights", headers.get(name)) for name, part in weights.items()}
-    found: dict[str, Given] = {}
+        return {name: LoadedPart(part, "weights", headers.get(name)) for name, part in weights.items()}
+    found: dict[str, LoadedPart] = {}
     for source in [weights] if isinstance(weights, (str, Path)) else weights or []:
         for name, one in _read_one(source).items():
             if name in found:
@@ -70,14 +70,14 @@ def read(weights: Weights) -> dict[str, Given]:
     return found
 
 
-def fingerprint(parts: Mapping[str, nn.Module]) -> str | None:
+def parts_fingerprint(parts: Mapping[str, nn.Module]) -> str | None:
     """One name for the weights of all parts; None where there are none."""
     from tokensieve.models.loading.fingerprints import fingerprint as of_module
 
     return " ".join(f"{name}:{of_module(part)}" for name, part in sorted(parts.items())) or None
 
 
-def _read_one(source: str | Path) -> dict[str, Given]:
+def _read_one(source: str | Path) -> dict[str, LoadedPart]:
     """What one file, one folder or one id on the Hub holds."""
     from tokensieve.parts import hub as parts_hub
 
@@ -88,8 +88,8 @@ def _read_one(source: str | Path) -> dict[str, Given]:
         return {one.about["method"]: one}
     if parts_hub.is_saved(path):
         reducers = parts_hub.Reducers.from_pretrained(path)
-        return {name: Given(part, str(source), reducers.headers[name]) for name, part in reducers.items()}
+        return {name: LoadedPart(part, str(source), reducers.headers[name]) for name, part in reducers.items()}
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise UserError(f"no .safetensors file in the folder {str(path)!r}; {_makers()} makes one")
-    return read(files)
+        raise UserError(f"no .safetensors file in the folder {str(path)!r}; {training_commands()} makes one")
+    return read_weights(files)

@@ -16,16 +16,16 @@ from tokensieve.reid.model import ReidModel
 SIGNED = ("tower", "decoder")  # what of a model is signed
 
 
-def origin(model: nn.Module) -> dict[str, list[float | None]]:
+def model_signature(model: nn.Module) -> dict[str, list[float | None]]:
     """What tells models apart, whatever the number format they are held in: signatures of the tower and of the decoder."""
     vlm = open_vlm(model)
     bodies = list(model.backbones.values()) if isinstance(model, ReidModel) else [model]
     towers = [vlm.tower] if vlm else [open_tower(body) for body in bodies]
-    signed = {"tower": signature([block.module for tower in towers if tower for block in tower.blocks])}
-    return signed | {"decoder": signature(vlm.decoder.layers)} if vlm else signed
+    signed = {"tower": layer_norms([block.module for tower in towers if tower for block in tower.blocks])}
+    return signed | {"decoder": layer_norms(vlm.decoder.layers)} if vlm else signed
 
 
-def signature(layers: Sequence[nn.Module]) -> list[float | None]:
+def layer_norms(layers: Sequence[nn.Module]) -> list[float | None]:
     """The norm of each layer's weights; None where they are quantised or not in memory, which tells nothing."""
     norms: list[float | None] = []
     for layer in layers:
@@ -39,12 +39,12 @@ def signature(layers: Sequence[nn.Module]) -> list[float | None]:
     return norms
 
 
-def name_of(model: nn.Module) -> str:
+def model_name(model: nn.Module) -> str:
     """What a model is called: the folder or the id it was loaded from, else its class."""
     return getattr(getattr(model, "config", None), "name_or_path", "") or type(model).__name__
 
 
-def same(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
+def signatures_match(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
     """Whether a model with the signature `here` is the one that was signed there (its decoder only if it was)."""
     for of in SIGNED:
         if of not in there:
@@ -58,7 +58,7 @@ def same(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
     return True
 
 
-def width(tower: Tower) -> int:
+def token_width(tower: Tower) -> int:
     """D of the tokens (B, N, D): what the last linear map of a block gives."""
     *_, last = (module for module in tower.blocks[0].module.modules() if isinstance(module, nn.Linear))
     return last.out_features
@@ -73,5 +73,5 @@ def width_at(where: Where, model: nn.Module) -> int | None:
         tower = open_tower(model)
         if where.part == "out" and tower.head is not None:
             return tower.head_width
-        return width(tower) if tower.blocks else None
-    return width(vlm.tower) if vlm.tower else None
+        return token_width(tower) if tower.blocks else None
+    return token_width(vlm.tower) if vlm.tower else None

@@ -32,12 +32,12 @@ def build(settings: Settings, pretrained: str = "", cache_dir: str | None = None
     if settings.backbone.startswith(load_open_clip.SCHEMAS):
         raise UserError(f"{settings.backbone} brings its own weights; give the name of its architecture, and them as a file")
     if settings.library == "timm" and "." in settings.backbone:  # what is saved names no weights, which would be fetched again
-        load_timm.check(settings.backbone, pretrained)
+        load_timm.check_model(settings.backbone, pretrained)
         name, _, pretrained = settings.backbone.partition(".")
         settings = replace(settings, backbone=name)
     names = (SHARED,) if settings.shared else settings.modalities
     backbones = {}
-    with load_errors.remarks() as notes:
+    with load_errors.collect_warnings() as notes:
         for name in names:
             backbones[name], arguments = make_backbone(settings, "" if earlier else pretrained, cache_dir)
             settings = replace(settings, arguments=arguments)
@@ -67,7 +67,7 @@ def make_backbone(settings: Settings, pretrained: str, cache_dir: str | None) ->
     one; and the arguments that make it again."""
     arguments = dict(settings.arguments)
     if settings.library == "open_clip":
-        loading.check(settings.backbone, pretrained)
+        loading.check_model(settings.backbone, pretrained)
         try:
             made, _ = load_open_clip.create(settings.backbone, pretrained, cache_dir, settings.image_size)
         except AssertionError as error:  # open_clip's word for fixed position embeddings that are square
@@ -75,7 +75,7 @@ def make_backbone(settings: Settings, pretrained: str, cache_dir: str | None) ->
         return made.visual, arguments
     if settings.library == "timm":
         ours = pretrained == embedded.PRETRAINED  # of the embedded CLIP, in open_clip's format
-        load_timm.check(settings.backbone, "" if ours else pretrained)
+        load_timm.check_model(settings.backbone, "" if ours else pretrained)
         size = settings.image_size
         built = load_timm.create(settings.backbone, "" if ours else pretrained, cache_dir, size, **arguments)
         if ours:
@@ -95,10 +95,10 @@ def open_tower(model: nn.Module) -> Tower | None:
     first = next(iter(towers.values()))
 
     def watch(tell: Any) -> list[Undo]:
-        return [undo for tower in towers.values() for undo in tower.watch(tell)]
+        return [undo for tower in towers.values() for undo in tower.on_layout(tell)]
 
-    def weigh_pooling(sizes: Sizes) -> list[Undo]:
-        inner = [undo for tower in towers.values() for undo in tower.weigh_pooling(sizes)] if model.settings.shared else []
+    def patch_pooling(sizes: Sizes) -> list[Undo]:
+        inner = [undo for tower in towers.values() for undo in tower.patch_pooling(sizes)] if model.settings.shared else []
         return [*inner, model.weigh(sizes)]
 
     def check() -> None:
@@ -118,11 +118,11 @@ def open_tower(model: nn.Module) -> Tower | None:
         image_size=model.settings.image_size,
         pools_cls=False,
         check=check,
-        watch=watch,
-        weigh_pooling=weigh_pooling,
+        on_layout=watch,
+        patch_pooling=patch_pooling,
         head=model.head,
         head_width=model.width,
-        apart="" if model.settings.shared else "every modality has a backbone of its own, so none can be cut inside",
+        no_blocks_reason="" if model.settings.shared else "every modality has a backbone of its own, so none can be cut inside",
         context=lambda: {"modalities": model._present},
-        spread=spread,
+        expand_sample_ids=spread,
     )

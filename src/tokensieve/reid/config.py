@@ -232,7 +232,7 @@ class ReidTraining(Training):
             raise ValueError("; ".join(wrong))
         return self
 
-    def outside(self) -> Iterator[tuple[str, str]]:
+    def check_files(self) -> Iterator[tuple[str, str]]:
         """A data set that cannot be read, with what of it is missing or misnamed; the embedded ones are drawn when needed."""
         from tokensieve.reid import data as reid_data
         from tokensieve.reid import layouts
@@ -245,7 +245,7 @@ class ReidTraining(Training):
         except UserError as error:
             yield "DATASETS", str(error).replace("--dataset_root", "DATASETS.ROOT_DIR")
         for fault in reid_data.check(given.NAMES, given.ROOT_DIR, self.MODEL.MODALITIES, strips=False):
-            if fault.startswith(layouts.OVERLAP):
+            if fault.startswith(layouts.OVERLAP_MESSAGE):
                 yield "DATASETS", f"{fault}: numbers of the test would be of what was learned; take them out of one of the two"
 
     def notes(self) -> Iterator[str]:

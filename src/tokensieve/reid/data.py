@@ -24,25 +24,25 @@ from torch.utils.data import Dataset
 from tokensieve.data.images import BrokenImage
 from tokensieve.embedded.people import attributes, dataset
 from tokensieve.errors import UserError
-from tokensieve.provenance import digest, stamp
+from tokensieve.provenance import digest, file_stat
 from tokensieve.reid.layouts import (
     ADVICE,
     EMBEDDED,
-    JUNK,
+    JUNK_ID,
     LAYOUTS,
     MODALITIES,
     ROOT,
     SPLITS,
     Shot,
-    _decoded,
-    _faults,
-    _few,
-    _held_out,
-    _layout,
-    _near,
-    _parts,
-    _scan_all,
+    decode_image,
     eight_bits,
+    find_faults,
+    find_layout,
+    held_out_identities,
+    nearest_hint,
+    path_parts,
+    scan_all,
+    shorten_list,
 )
 
 
@@ -96,7 +96,7 @@ class ReidData(Dataset[dict[str, Image.Image]]):
         """Of the names, sizes and times of all files, wherever the folder is; drawn ones go by the version of the drawing."""
         drawn = self.name in EMBEDDED  # the same pictures, whenever they were written
         what = 1 if drawn else 2  # size; and time
-        files = [(shot.name, [(m, *stamp(file)[:what]) for m, file in shot.files.items()]) for shot in self.shots]
+        files = [(shot.name, [(m, *file_stat(file)[:what]) for m, file in shot.files.items()]) for shot in self.shots]
         return digest([self.name, self.split, self.modalities, attributes.VERSION if drawn else None, files])
 
     def read(self, index: int, modalities: Sequence[str] | None = None) -> dict[str, Image.Image]:
@@ -106,9 +106,9 @@ class ReidData(Dataset[dict[str, Image.Image]]):
         if absent := [m for m in wanted if m not in shot.files]:
             raise BrokenImage(f"{shot.name}: there is no file of {' and '.join(absent)}")
         if not LAYOUTS[self.name].folders:
-            parts = _decoded(shot, MODALITIES[0], _parts)
+            parts = decode_image(shot, MODALITIES[0], path_parts)
             return {m: parts[m] for m in wanted}
-        return {m: _decoded(shot, m, eight_bits) for m in wanted}
+        return {m: decode_image(shot, m, eight_bits) for m in wanted}
 
 
 def load(
@@ -126,32 +126,32 @@ def load(
         of n identities in sorted order those at (i + 1/2) n / val_identities, rounded down.
     modalities: a shot that lacks one of them is left out and told of; with whole=False it stays.
     """
-    layout = _layout(name)
+    layout = find_layout(name)
     splits = [known for known in SPLITS if known in (*layout.splits, "val")]
     if split not in splits:
-        raise UserError(f"{name} has no split {split!r}: there are {', '.join(splits)}.{_near(split, splits)}")
+        raise UserError(f"{name} has no split {split!r}: there are {', '.join(splits)}.{nearest_hint(split, splits)}")
     if not modalities or (unknown := [m for m in modalities if m not in MODALITIES]):
         raise UserError(f"there is no modality {unknown[0] if modalities else ''!r}: known are {', '.join(MODALITIES)}.")
     folder = folder_of(name, root)
-    scans = _scan_all(name, folder)
+    scans = scan_all(name, folder)
     scan = scans[layout.splits["train" if split == "val" else split]]
     lacking = {shot.name for shot in scan.shots if whole and not all(m in shot.files for m in modalities)}
     ours = scan.shots
     if split in ("train", "val") and len(lacking) < len(ours):  # identities are chosen whatever modalities are asked for
-        held_out = _held_out(name, split, sorted({shot.pid for shot in ours}), val_identities)
+        held_out = held_out_identities(name, split, sorted({shot.pid for shot in ours}), val_identities)
         ours = [shot for shot in ours if (shot.pid in held_out) == (split == "val")]
     shots = [shot for shot in ours if shot.name not in lacking]
     if not shots:
         advice = f" {ADVICE[name]}; unpack it and give its folder as --dataset_root." if name in ADVICE else ""
-        raise UserError(f"{name} ({split}) cannot be read from {folder}: {'; '.join(_faults(layout, scans))}.{advice}")
-    notes = [f"{name}: {fault}" for fault in _faults(layout, scans, modalities, strips=False)]
+        raise UserError(f"{name} ({split}) cannot be read from {folder}: {'; '.join(find_faults(layout, scans))}.{advice}")
+    notes = [f"{name}: {fault}" for fault in find_faults(layout, scans, modalities, strips=False)]
     incomplete = [shot.name for shot in ours if shot.name in lacking]
     misnamed = [] if split == "val" else scan.misnamed  # of nobody knows whom: of the training set
     for what, names in (("lack a modality", incomplete), ("are misnamed", misnamed)):
         if names:
-            notes.append(f"{name} ({split}): left out, shots that {what}: {len(names)} ({_few(names)})")
+            notes.append(f"{name} ({split}): left out, shots that {what}: {len(names)} ({shorten_list(names)})")
     if scan.junk:
-        notes.append(f"{name} ({split}): left out, files of identity {JUNK}, which is none: {scan.junk}")
+        notes.append(f"{name} ({split}): left out, files of identity {JUNK_ID}, which is none: {scan.junk}")
     seen = max(1 + shot.camera for scan in scans.values() for shot in scan.shots)
     return ReidData(name, split, shots, max(layout.cameras, seen), modalities, notes, incomplete, misnamed)
 
@@ -163,12 +163,12 @@ def check(
 
     strips: the header of every strip (RGBNT100) is read, for its size.
     """
-    return _faults(_layout(name), _scan_all(name, folder_of(name, root)), modalities, strips)
+    return find_faults(find_layout(name), scan_all(name, folder_of(name, root)), modalities, strips)
 
 
 def folder_of(name: str, root: str | os.PathLike[str] | None = ROOT) -> Path:
     """The folder that holds the folders of the splits: the root, or the data set's within it."""
-    layout = _layout(name)
+    layout = find_layout(name)
     base = Path(ROOT if root is None else root).expanduser()
     if name in EMBEDDED:  # somebody's own folders may be called as those of the drawing: its manifest tells
         if root in (None, ROOT):

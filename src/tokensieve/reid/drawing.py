@@ -36,7 +36,7 @@ TICK, CROSS = "\N{CHECK MARK}", "\N{BALLOT X}"
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObjectPicture:
     """One object under one plan."""
 
     name: str
@@ -52,7 +52,7 @@ def see(
     grid: tuple[int, int],
     name: str,
     about: str = "",
-) -> Seen:
+) -> ObjectPicture:
     """What the handle's plan did to the object that was its last batch, whose rows are the object's modalities in this order.
 
     size: (h, w) of the model's input, to which whole images are resized.
@@ -60,11 +60,11 @@ def see(
     bands = {}
     for row, (modality, image) in enumerate(images.items()):
         frame = Frame(0, 0, *image.size, size=size)
-        bands[modality] = drawing_band.band(handle, image, row, frame=frame, grid=grid, name=f"{name} {modality}")
-    return Seen(name, about, bands)
+        bands[modality] = drawing_band.make_band(handle, image, row, frame=frame, grid=grid, name=f"{name} {modality}")
+    return ObjectPicture(name, about, bands)
 
 
-def draw(seen: Sequence[Seen]) -> Picture:
+def draw(seen: Sequence[ObjectPicture]) -> Picture:
     """Every object at the left, and beside it what each plan did: as many plans in a row as fit.
 
     Wide images would be tiny so: of them two blocks stand side by side.
@@ -77,7 +77,7 @@ def draw(seen: Sequence[Seen]) -> Picture:
         columns = 2
         size = _panel_size(bands, columns, max(len(one.bands) for one in seen))
     rows: list[list[Block]] = []
-    last: Seen | None = None
+    last: ObjectPicture | None = None
     for one in seen:
         if last is None or last.name != one.name:
             whole = [Panel(modality, partial(draw_original, band=band)) for modality, band in one.bands.items()]
@@ -104,7 +104,7 @@ def _panel_size(bands: Sequence[Band], columns: int, modalities: int) -> tuple[f
 Kind = tuple[str, list[str], list[Panel]]  # heading, remarks, a panel for each modality
 
 
-def _by_cut(one: Seen) -> list[list[Kind]]:
+def _by_cut(one: ObjectPicture) -> list[list[Kind]]:
     """For every cut what is drawn of it side by side; without any the images as they are."""
     first = next(iter(one.bands.values()))
     if not first.stages:
@@ -113,7 +113,7 @@ def _by_cut(one: Seen) -> list[list[Kind]]:
     return [_of_cut(one, number) for number in range(len(first.stages))]
 
 
-def _of_cut(one: Seen, number: int) -> list[Kind]:
+def _of_cut(one: ObjectPicture, number: int) -> list[Kind]:
     """What went on, by which scores, and where patches are mixed, with which weights."""
     first = next(iter(one.bands.values()))
     stage = first.stages[number]
@@ -140,7 +140,7 @@ def _of_cut(one: Seen, number: int) -> list[Kind]:
 
 
 @dataclass(frozen=True)
-class Found:
+class GalleryHit:
     """One of the gallery, at its place in the ranking."""
 
     images: Mapping[str, Image.Image]
@@ -158,7 +158,7 @@ class Strip:
     name: str
     query: Mapping[str, Image.Image]
     about: list[str]  # lines below the query
-    found: list[Found] = field(default_factory=list)
+    found: list[GalleryHit] = field(default_factory=list)
 
 
 SPACE = 0.14  # inches between neighbours

@@ -23,9 +23,9 @@ SPLITS = ("train", "val", "query", "gallery")
 ROOT = "root"  # what --dataset_root is when it is not given
 PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
 STRIP = (768, 128)  # width and height of RGBNT100's files
-JUNK = -1  # the identity of what is none
+JUNK_ID = -1  # the identity of what is none
 EXAMPLES = 3  # of every kind of fault are named
-OVERLAP = "identities both in training and test"
+OVERLAP_MESSAGE = "identities both in training and test"
 ADVICE = {
     "RGBNT201": "RGBNT201 is given on request by the authors of 'Robust Multi-Modality Person Re-identification' (Zheng et "
     "al., AAAI 2021)",
@@ -111,11 +111,11 @@ class _Scan:
     junk: int = 0
 
 
-def _scan_all(name: str, folder: Path) -> dict[str, _Scan]:
+def scan_all(name: str, folder: Path) -> dict[str, _Scan]:
     """The scans of the splits' folders; what two splits share is scanned once."""
     layout = LAYOUTS[name]
     scans = {inside: _scan(layout, folder, inside) for inside in dict.fromkeys(layout.splits.values())}
-    if not any(scan.there for scan in scans.values()) and _near(name, _inside(folder, folders=True)):
+    if not any(scan.there for scan in scans.values()) and nearest_hint(name, _inside(folder, folders=True)):
         scans[layout.splits["train"]].missing[_missing(folder, name)] = ""
     return scans
 
@@ -152,7 +152,7 @@ def _add(scan: _Scan, layout: Layout, folder: Path, holder: str, stem: str, file
     except ValueError:  # such as "1-2"
         told = {}
     camera = told.get("camera", -1) - layout.first_camera
-    if told.get("pid") == JUNK:
+    if told.get("pid") == JUNK_ID:
         scan.junk += 1
         return
     if camera < 0 or told["pid"] < 0:
@@ -166,7 +166,7 @@ def _add(scan: _Scan, layout: Layout, folder: Path, holder: str, stem: str, file
     scan.shots.append(Shot(told["pid"], camera, told.get("scene"), paths, Path(first).as_posix()))
 
 
-def _faults(
+def find_faults(
     layout: Layout, scans: Mapping[str, _Scan], modalities: Sequence[str] = MODALITIES, strips: bool = True
 ) -> list[str]:
     """Sentences on all that is wrong in the splits, and between them. strips: their sizes are looked at, file by file."""
@@ -187,7 +187,7 @@ def _faults(
         scans[layout.splits[split]].shots if split in layout.splits else [] for split in ("train", "query", "gallery")
     )
     both = {shot.pid for shot in train} & {shot.pid for shot in (*query, *gallery)}
-    faults[OVERLAP] = list(map(str, sorted(both)))
+    faults[OVERLAP_MESSAGE] = list(map(str, sorted(both)))
     groups: dict[int, set[int | None]] = defaultdict(set)  # identity: where the gallery shows it
     for shot in gallery:
         groups[shot.pid].add(getattr(shot, layout.rule))
@@ -196,10 +196,10 @@ def _faults(
         faults[f"identities with queries that have no right answer (no other {layout.rule} in the gallery)"] = list(
             map(str, sorted(alone))
         )
-    return _told(faults)
+    return _summarise_problems(faults)
 
 
-def _held_out(name: str, split: str, pids: Sequence[int], count: int) -> set[int]:
+def held_out_identities(name: str, split: str, pids: Sequence[int], count: int) -> set[int]:
     """So many identities for validation, evenly spread over the sorted ones."""
     if not 0 <= count < len(pids) or (split == "val" and count == 0):
         raise UserError(
@@ -209,13 +209,15 @@ def _held_out(name: str, split: str, pids: Sequence[int], count: int) -> set[int
     return {pids[(2 * i + 1) * len(pids) // (2 * count)] for i in range(count)}
 
 
-def _layout(name: str) -> Layout:
+def find_layout(name: str) -> Layout:
     if name not in LAYOUTS:
-        raise UserError(f"there is no re-identification data {name!r}: known are {', '.join(NAMES)}.{_near(name, NAMES)}")
+        raise UserError(
+            f"there is no re-identification data {name!r}: known are {', '.join(NAMES)}.{nearest_hint(name, NAMES)}"
+        )
     return LAYOUTS[name]
 
 
-def _near(word: str, options: Sequence[str]) -> str:
+def nearest_hint(word: str, options: Sequence[str]) -> str:
     """did_you_mean, for words that may be written in capitals or not."""
     near = nearest(word.lower(), [option.lower() for option in options])
     same = next((option for option in options if option.lower() == near), None)
@@ -225,7 +227,7 @@ def _near(word: str, options: Sequence[str]) -> str:
 def _missing(parent: Path, name: str, shown: str = "") -> str:
     """A folder that is not there, and what is there that may be meant."""
     path = os.path.join(shown, name) if shown else name
-    return path + _near(name, sorted(_inside(parent, folders=True))).rstrip()
+    return path + nearest_hint(name, sorted(_inside(parent, folders=True))).rstrip()
 
 
 def _inside(folder: Path, folders: bool = False) -> list[str]:
@@ -238,7 +240,7 @@ def _inside(folder: Path, folders: bool = False) -> list[str]:
         return []
 
 
-def _parts(strip: Image.Image) -> dict[str, Image.Image]:
+def path_parts(strip: Image.Image) -> dict[str, Image.Image]:
     """The images of the modalities, side by side in a strip."""
     if strip.size != STRIP:
         raise BrokenImage(f"{strip.width} x {strip.height} pixels, not {STRIP[0]} x {STRIP[1]}")
@@ -255,7 +257,7 @@ def _odd_strip(shot: Shot) -> str:
     return "" if (width, height) == STRIP else f"{shot.name}: {width} x {height}"
 
 
-def _decoded(shot: Shot, modality: str, convert: Callable[[Image.Image], T]) -> T:
+def decode_image(shot: Shot, modality: str, convert: Callable[[Image.Image], T]) -> T:
     """What `convert` makes of the modality's file; a BrokenImage that begins with its own relative path."""
     file = shot.files[modality]
     try:
@@ -265,9 +267,9 @@ def _decoded(shot: Shot, modality: str, convert: Callable[[Image.Image], T]) -> 
         raise BrokenImage(f"{Path(file[root:]).as_posix()}: {error}") from error
 
 
-def _told(found: Mapping[str, Sequence[str]]) -> list[str]:
-    return [f"{what}: {len(examples)} ({_few(examples)})" for what, examples in found.items() if examples]
+def _summarise_problems(found: Mapping[str, Sequence[str]]) -> list[str]:
+    return [f"{what}: {len(examples)} ({shorten_list(examples)})" for what, examples in found.items() if examples]
 
 
-def _few(found: Sequence[str]) -> str:
+def shorten_list(found: Sequence[str]) -> str:
     return ", ".join(found[:EXAMPLES]) + (f" and {len(found) - EXAMPLES} more" if len(found) > EXAMPLES else "")

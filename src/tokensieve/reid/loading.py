@@ -28,7 +28,7 @@ class LoadedReid(Loaded):
     """A re-identification model; its transform takes Pillow images by modality."""
 
 
-def place(name: str) -> Path:
+def model_folder(name: str) -> Path:
     """The folder of a model: one of ours by its name, or the user's."""
     return embedded.reid_path(name) if name in OURS else Path(name)
 
@@ -38,12 +38,12 @@ def is_model(name: str) -> bool:
     if not name:
         return False
     try:
-        return json.loads((place(name) / CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT
+        return json.loads((model_folder(name) / CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT
     except (OSError, ValueError, AttributeError):
         return False
 
 
-def check(name: str) -> None:
+def check_model(name: str) -> None:
     """A UserError unless there is such a model."""
     if is_model(name):
         return
@@ -80,8 +80,8 @@ def read(name: str) -> ReidModel:
     from safetensors import SafetensorError
     from safetensors.torch import load as unpack
 
-    check(name)
-    folder = place(name)
+    check_model(name)
+    folder = model_folder(name)
     told: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     del told["format"]
     try:

@@ -123,7 +123,7 @@ class ReidModel(nn.Module):
 
     def __init__(self, settings: Settings, backbones: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        from tokensieve.parts.signature import width
+        from tokensieve.parts.signature import token_width
         from tokensieve.plan import Plan
 
         self.settings = settings
@@ -135,7 +135,7 @@ class ReidModel(nn.Module):
         first = next(iter(self.backbones.values()))
         tower = open_any(first)
         if settings.cameras:
-            self.camera = nn.Parameter(torch.empty(settings.cameras, width(tower)))
+            self.camera = nn.Parameter(torch.empty(settings.cameras, token_width(tower)))
             nn.init.trunc_normal_(self.camera, std=0.02)
         self.grid, self.width = measure(first, settings.image_size)
         self.branches = nn.ModuleDict({name: Branch(self.width, self.modalities, settings.identities) for name in BRANCHES})
@@ -233,7 +233,7 @@ class ReidModel(nn.Module):
 
 def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
     """The modules of the plan's trained methods, before any training."""
-    from tokensieve.cutting.placement import places_of
+    from tokensieve.cutting.placement import position_names
     from tokensieve.methods.sdtps import Sdtps
     from tokensieve.parts.signature import width_at
 
@@ -244,11 +244,11 @@ def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
         if step.method.part is not Sdtps:
             raise UserError(f"{step}: of the trained methods a re-identification model learns sdtps only")
         tower = open_any(model)
-        settings, where, places = model.settings, width_at(step.where, model), places_of(step, tower)
+        settings, where, places = model.settings, width_at(step.where, model), position_names(step, tower)
         if step.method.name in made or len(places) > 1:
             raise UserError(f"{plan}: sdtps can stand at one place only")
         if where is None:
-            raise Uncuttable(f"{step}: {tower.apart}; cut @out")
+            raise Uncuttable(f"{step}: {tower.no_blocks_reason}; cut @out")
         made[step.method.name] = Sdtps(
             width=where,
             patches=model.grid[0] * model.grid[1],
@@ -265,7 +265,7 @@ def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
 def measure(backbone: nn.Module, image_size: tuple[int, int]) -> tuple[tuple[int, int], int]:
     """The grid of patches of an image and the width E of the feature, tried on a blank one."""
     tower, seen = open_any(backbone), list[Layout]()
-    undo = tower.watch(seen.append)
+    undo = tower.on_layout(seen.append)
     was = backbone.training
     try:
         with torch.no_grad():

@@ -95,7 +95,7 @@ def rank(
     block: int | None = None,
 ) -> Ranking:
     """Rank gallery (G,F) for each of queries (Q,F); ids (Q,) and (G,), and so the groups. block: queries at a time."""
-    near, far = _told(queries), _told(gallery)
+    near, far = _finite_features(queries), _finite_features(gallery)
     ids, groups = (_whole(query_ids), _whole(gallery_ids)), (_whole(query_groups), _whole(gallery_groups))
     _check(near, far, ids, groups)
     block = block or block_size(len(far))
@@ -117,7 +117,7 @@ def order(
     query: Tensor, gallery: Tensor, *, query_id: int, gallery_ids: Groups, query_group: int, gallery_groups: Groups
 ) -> Order:
     """The gallery (G,F) as one query (F,) ranks it."""
-    near, far = _told(query[None]), _told(gallery)
+    near, far = _finite_features(query[None]), _finite_features(gallery)
     ids, groups = (_whole([query_id]), _whole(gallery_ids)), (_whole([query_group]), _whole(gallery_groups))
     _check(near, far, ids, groups)
     distances = _distances(near, far)
@@ -132,7 +132,7 @@ def block_size(gallery: int, memory: int = MEMORY) -> int:
     return max(1, memory // (EACH * max(1, gallery)))
 
 
-def _told(features: Tensor) -> Tensor:
+def _finite_features(features: Tensor) -> Tensor:
     features = features.detach().cpu().float()
     if not bool(torch.isfinite(features).all()):
         raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")

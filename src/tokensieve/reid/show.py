@@ -26,10 +26,10 @@ from tokensieve.plan import Plan
 from tokensieve.reid import drawing, loading, ranking
 from tokensieve.reid.data import ReidData
 from tokensieve.reid.data import load as load_data
-from tokensieve.reid.drawing import Found, Seen, Strip
+from tokensieve.reid.drawing import GalleryHit, ObjectPicture, Strip
 from tokensieve.reid.layouts import LAYOUTS, MODALITIES, NAMES, Shot, eight_bits
 from tokensieve.reid.model import ReidModel, check_cameras
-from tokensieve.reid.task import chosen
+from tokensieve.reid.task import parse_modalities
 
 T = TypeVar("T")
 DEFAULT_TYPE = "open_clip"  # what --model_type is when it is not given
@@ -38,7 +38,7 @@ MOST = 50  # objects of a gallery that can be drawn side by side
 
 
 @dataclass(frozen=True)
-class Target:
+class ShowTarget:
     """An object to be shown: a query of a data set, or files of its modalities."""
 
     name: str
@@ -55,7 +55,7 @@ class Target:
         return ", ".join(_about(self.shot, self.queries.name)) if self.shot and self.queries else ""
 
 
-def wanted(args: argparse.Namespace) -> bool:
+def is_reid(args: argparse.Namespace) -> bool:
     """Whether the arguments are about re-identification."""
     asked = args.gallery or args.modalities is not None or args.model_type == "reid" or any(map(_is_object, args.images))
     return asked or (args.model is not None and (args.model == loading.EMBEDDED or loading.is_model(args.model)))
@@ -64,7 +64,7 @@ def wanted(args: argparse.Namespace) -> bool:
 def run(args: argparse.Namespace) -> list[Path]:
     """Draw all objects under all plans (default: the one that the model was trained with); the files."""
     model_name = args.model or loading.EMBEDDED
-    loading.check(model_name)
+    loading.check_model(model_name)
     if args.model_type not in ("reid", DEFAULT_TYPE):
         raise UserError(f"--model_type {args.model_type} does not go with a re-identification model; leave it out")
     if args.gallery and args.ranks > MOST:
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> list[Path]:
     loaded = loading.load(model_name, find_device(args.device))
     model: Any = loaded.model
     plans = [Plan.parse(model.plan) if given is None else given, *compared]
-    shown = chosen([args.modalities], model.modalities)[0] if args.modalities is not None else model.modalities
+    shown = parse_modalities([args.modalities], model.modalities)[0] if args.modalities is not None else model.modalities
     targets = read(args.images, args.dataset_root, shown)
     for data in {id(target.queries): target.queries for target in targets if target.queries}.values():
         cameras = [shot.camera for shot in data.shots]
@@ -116,13 +116,13 @@ def _modality(text: str) -> str | None:
     return name.upper() if equals and name.upper() in MODALITIES else None
 
 
-def read(texts: Sequence[str], root: str, modalities: Sequence[str]) -> list[Target]:
+def read(texts: Sequence[str], root: str, modalities: Sequence[str]) -> list[ShowTarget]:
     """The objects that arguments name: DATASET:N, a query of a data set, or MODALITY=FILE, whose second RGB begins another.
 
     Queries are numbered whatever modalities are shown, so one may lack a modality: a UserError if it is asked for.
     """
     queries = cache(lambda name: _told_of(load_data(name, root, "query", modalities=modalities, whole=False)))
-    targets: list[Target] = []
+    targets: list[ShowTarget] = []
     files: list[dict[str, str]] = []
     for text in texts:
         if (modality := _modality(text)) is not None:
@@ -144,12 +144,12 @@ def read(texts: Sequence[str], root: str, modalities: Sequence[str]) -> list[Tar
         if not (index.isascii() and index.isdigit() and int(index) < len(found)):
             raise UserError(f"{text}: there are the queries {name}:0 to {name}:{len(found) - 1}")
         try:
-            targets.append(Target(text, int(index), found.read(int(index)), found))
+            targets.append(ShowTarget(text, int(index), found.read(int(index)), found))
         except BrokenImage as error:
             raise UserError(f"{text}: cannot read {error}") from error
     for number, named in enumerate(files):
         ordered = {modality: _opened(named[modality]) for modality in modalities if modality in named}
-        targets.append(Target(Path(next(iter(named.values()))).stem, number, ordered))
+        targets.append(ShowTarget(Path(next(iter(named.values()))).stem, number, ordered))
     return targets
 
 
@@ -196,12 +196,12 @@ def _inputs(loaded: loading.LoadedReid, objects: Sequence[dict[str, Image.Image]
 
 
 def make_seen(
-    loaded: loading.LoadedReid, plans: Sequence[Plan], targets: Sequence[Target], *, seed: int = 0, weights: Weights = None
-) -> list[list[Seen]]:
+    loaded: loading.LoadedReid, plans: Sequence[Plan], targets: Sequence[ShowTarget], *, seed: int = 0, weights: Weights = None
+) -> list[list[ObjectPicture]]:
     """For every object what every plan does to it."""
     model: Any = loaded.model
     handles = [_handle(model, plan, seed, weights) for plan in plans]
-    made: list[list[Seen]] = []
+    made: list[list[ObjectPicture]] = []
     for target in targets:
         made.append([])
         inputs = _inputs(loaded, [target.images], [target.shot.camera] if target.shot else [])
@@ -225,7 +225,7 @@ def make_seen(
 def make_strips(
     loaded: loading.LoadedReid,
     plans: Sequence[Plan],
-    targets: Sequence[Target],
+    targets: Sequence[ShowTarget],
     root: str,
     *,
     ranks: int = 10,
@@ -260,10 +260,10 @@ def make_strips(
                 gallery_groups=[gallery.groups[index] for index in there],
             )
             nearest = [
-                Found(gallery.read(there[place]), _about(gallery.shots[there[place]], gallery.name), distance, right)
+                GalleryHit(gallery.read(there[place]), _about(gallery.shots[there[place]], gallery.name), distance, right)
                 for place, right, distance in zip(*(column[:ranks].tolist() for column in found), strict=True)
             ]
-            told = [*_told(found, len(there), gallery.rule), *handle.notes]
+            told = [*result_lines(found, len(there), gallery.rule), *handle.notes]
             strips[-1].append(Strip(str(handle.plan), told, target.name, target.images, _about(shot, queries.name), nearest))
     return strips
 
@@ -302,7 +302,7 @@ def encode(
     return there, [torch.cat(features) for features in made]
 
 
-def _told(found: ranking.Order, gallery: int, rule: str) -> list[str]:
+def result_lines(found: ranking.Order, gallery: int, rule: str) -> list[str]:
     """How well a query was answered, in words."""
     places = torch.nonzero(found.right).flatten() + 1
     excluded = gallery - len(found.indices)

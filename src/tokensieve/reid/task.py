@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tokensieve.cutting.handle import Handle
-from tokensieve.cutting.placement import place
+from tokensieve.cutting.placement import place_plan
 from tokensieve.data.images import BrokenImage
 from tokensieve.data.registry import folder_of
-from tokensieve.data.source import Broken, Source, first
+from tokensieve.data.source import Broken, Source, take_first
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.evaluation import tables
 from tokensieve.models.registry import open_tower
@@ -35,7 +35,7 @@ from tokensieve.reid.data import ReidData
 from tokensieve.reid.loading import LoadedReid
 from tokensieve.reid.model import BRANCHES, ReidModel, Settings, check_cameras
 from tokensieve.reid.ranking import Ranking, rank
-from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.tasks.base import Encode, Record, Task, TaskContext
 
 NAME = "reid"
 CONTROLS = ("random", "grid", "anchor")
@@ -43,7 +43,7 @@ VAL_IDENTITIES = 30  # of the embedded data, for models that do not tell
 Combination = tuple[str, ...]  # modalities, in the model's order
 
 
-class Compared(NamedTuple):
+class FeatureRecord(NamedTuple):
     """What is kept of a batch: features (B,F) by the name of a combination, identities (B,), cameras or scenes (B,).
 
     Features hold what the combination's modalities say; the zeros of the others would change no distance.
@@ -61,14 +61,14 @@ class ReidTask(Task):
     metric = "mAP"
     unit = "object"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TaskContext) -> None:
         args, loaded = setup.args, setup.loaded
         if not isinstance(loaded, LoadedReid):
             raise UserError(f"--task {NAME}: {setup.model} is no re-identification model; use --model_type reid.")
         if setup.language != "en":
             raise UserError(f"--language {setup.language}: re-identification reads no text; leave it out.")
         self.setup = setup
-        self.combinations = chosen(args.modalities, loaded.model.modalities)
+        self.combinations = parse_modalities(args.modalities, loaded.model.modalities)
         self.headline = self.combinations[0]
         self.whole = tuple(name for name in loaded.model.modalities if any(name in some for some in self.combinations))
         self.val_identities = _val_identities(args.split, args.val_identities, setup.dataset, loaded.model.settings)
@@ -102,7 +102,7 @@ class ReidTask(Task):
 
     def _source(self, data: ReidData) -> Source:
         shots = Shots(data, self.whole, self.setup.loaded.transform)
-        return first(Source(shots, [], [], data.fingerprint, join=joined), self.setup.args.limit)
+        return take_first(Source(shots, [], [], data.fingerprint, join=joined), self.setup.args.limit)
 
     def sources(self) -> dict[str, Source]:
         return self._sources
@@ -111,13 +111,13 @@ class ReidTask(Task):
         return {
             "rule": f"same identity and {self.gallery.rule} excluded",
             "modalities": [",".join(some) for some in self.combinations],
-            "headline": titled(self.headline),
+            "headline": combination_name(self.headline),
             "val_identities": self.val_identities,
         }
 
     def counts(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         rankings, gallery = self._rankings(records)
-        first = rankings[titled(self.headline)]
+        first = rankings[combination_name(self.headline)]
         if first.left_out:
             self.setup.say(
                 f"{self.setup.dataset}: {first.left_out} of {len(first.ap)} queries have no right answer in the gallery (none "
@@ -131,7 +131,7 @@ class ReidTask(Task):
             "n_misnamed": sum(len(data.misnamed) for data in self.data),
         }
 
-    def headlined(self, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def timed_inputs(self, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return _seen(images, self.headline)
 
     def batch(
@@ -142,14 +142,14 @@ class ReidTask(Task):
             features = {}
             for some in self.combinations:  # the plan's time is told of the first
                 found = encode(_seen(images, some), aside=some != self.headline)
-                features[titled(some)] = present(found, self.setup.loaded.model, some).float().cpu()
-            made.append(Compared(features, *targets))
+                features[combination_name(some)] = select_modalities(found, self.setup.loaded.model, some).float().cpu()
+            made.append(FeatureRecord(features, *targets))
         return made
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         rankings, _ = self._rankings(records)
-        numbers = rankings[titled(self.headline)].metrics()
-        names = [name for name in BRANCHES if name in rankings] + [titled(some) for some in self.combinations]
+        numbers = rankings[combination_name(self.headline)].metrics()
+        names = [name for name in BRANCHES if name in rankings] + [combination_name(some) for some in self.combinations]
         for name in names:
             numbers |= {f"mAP_{name}": rankings[name].mean_ap, f"rank_1_{name}": rankings[name].cmc(1)}
         return numbers
@@ -158,11 +158,11 @@ class ReidTask(Task):
         plans, numbers = [row["reduction"]["plan"] for row in rows], [row["metrics"] for row in rows]
         shown = {"mAP": "mAP", "rank_1": "rank-1", "rank_5": "rank-5", "rank_10": "rank-10"}
         lines = [[plan, *(f"{100 * told[name]:.1f}" for name in shown)] for plan, told in zip(plans, numbers, strict=True)]
-        tables.print_grid(f"in percent, by {titled(self.headline)}", ["plan", *shown.values()], lines)
+        tables.print_grid(f"in percent, by {combination_name(self.headline)}", ["plan", *shown.values()], lines)
         if len(self.combinations) == 1:
             return
         lines = []
-        for name in map(titled, self.combinations):
+        for name in map(combination_name, self.combinations):
             pairs = [(told[f"mAP_{name}"], told[f"rank_1_{name}"]) for told in numbers]
             lines.append([name, *(f"{100 * ap:.1f} / {100 * first:.1f}" for ap, first in pairs)])
         tables.print_grid("mAP / rank-1 in percent, with these modalities alone", ["modalities", *plans], lines)
@@ -179,18 +179,18 @@ class ReidTask(Task):
                 "gallery_groups": torch.cat([batch.groups for batch in gallery]),
             }
             made = {}
-            for name in map(titled, self.combinations):  # one at a time is put together
+            for name in map(combination_name, self.combinations):  # one at a time is put together
                 far = torch.cat([batch.features[name] for batch in gallery])
                 near = far if query is gallery else torch.cat([batch.features[name] for batch in query])
                 made[name] = rank(near, far, **about)
-                if name == titled(self.headline):
+                if name == combination_name(self.headline):
                     for branch, part in branches_of(self.setup.loaded.model, far.shape[1]).items():
                         made[branch] = rank(near[:, part], far[:, part], **about)
             self._ranked = (records, made, len(about["gallery_ids"]))
         return self._ranked[1:]
 
 
-def present(features: Tensor, model: ReidModel, modalities: Combination) -> Tensor:
+def select_modalities(features: Tensor, model: ReidModel, modalities: Combination) -> Tensor:
     """The columns of these modalities in features of all, (B, branches x all M x E) -> (B, branches x M x E)."""
     places = [model.modalities.index(name) for name in modalities]
     parts = features.unflatten(1, (-1, len(model.modalities), model.width))
@@ -241,7 +241,7 @@ def _val_identities(split: str, given: int | None, dataset: str, settings: Setti
 # ----------------------------------------------------------------------------------------------------------- modalities, plans
 
 
-def titled(modalities: Sequence[str]) -> str:
+def combination_name(modalities: Sequence[str]) -> str:
     """How numbers and tables call a combination.
 
     >>> titled(("RGB", "NI"))
@@ -250,7 +250,7 @@ def titled(modalities: Sequence[str]) -> str:
     return "+".join(modalities)
 
 
-def chosen(asked: Sequence[str] | None, known: Sequence[str]) -> list[Combination]:
+def parse_modalities(asked: Sequence[str] | None, known: Sequence[str]) -> list[Combination]:
     """The combinations to compare by, each once, in the model's order of modalities: those asked for, or all there are."""
     if not asked:
         return [some for size in range(len(known), 0, -1) for some in combinations(known, size)]
@@ -271,7 +271,7 @@ def default_plans(model: ReidModel) -> tuple[list[Plan], list[str]]:
     if trained.is_identity:
         return [trained], []
     tokens, places = model.grid[0] * model.grid[1], []
-    for cut in place(trained, open_tower(model), 0, parts=dict(model.parts.items())):
+    for cut in place_plan(trained, open_tower(model), 0, parts=dict(model.parts.items())):
         tokens = cut.budget.count(tokens)
         places.append(f"@{cut.name}:{tokens}")
     plans, remarks = [trained, Plan()], []

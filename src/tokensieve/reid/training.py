@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tokensieve.config.recipe import check_recipe
 from tokensieve.cutting.handle import Handle
 from tokensieve.errors import UserError
-from tokensieve.models.loading.load_errors import remarks
+from tokensieve.models.loading.load_errors import collect_warnings
 from tokensieve.plan import Plan
 from tokensieve.reid import build, losses, model, ranking
 from tokensieve.reid import data as reid_data
@@ -41,7 +41,7 @@ from tokensieve.training.processes import average, start_accelerator
 class ReidLearner:
     """The model with its plan, its optimizer and the batches: what the loop drives."""
 
-    better = ("mAP", "max")
+    monitor = ("mAP", "max")
 
     def __init__(self, config: ReidTraining) -> None:
         self.config, self.how = config, config.SOLVER
@@ -50,7 +50,7 @@ class ReidLearner:
         self.train_data, self.val_data = self._read()
         torch.manual_seed(self.how.SEED)
         with named("MODEL"):
-            with remarks() as notes:
+            with collect_warnings() as notes:
                 self.model = build.build(self._settings(), config.MODEL.PRETRAINED).to(self.device).train()
             self._tell(notes)
             self._check_patches()
@@ -287,7 +287,7 @@ class ReidLearner:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "seconds": self.seconds,
-            "broken": training_start.processes(self).everyone(self.broken),
+            "broken": training_start.processes(self).all_gather(self.broken),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -308,7 +308,7 @@ class ReidLearner:
         found = self.val_data
         if found is None:
             return None
-        told = [pair for one in training_start.processes(self).everyone(self._encoded()) for pair in one]
+        told = [pair for one in training_start.processes(self).all_gather(self._encoded()) for pair in one]
         told.sort(key=lambda pair: pair[0])
         lost = len(found.left_out)
         broken, n = len(found.shots) - len(told) + lost, len(found.shots) + lost

@@ -10,19 +10,19 @@ from pathlib import Path
 from tokensieve import files
 from tokensieve.errors import UserError
 from tokensieve.evaluation import results
-from tokensieve.report.examples import SCENES, _examples
-from tokensieve.report.fields import Result, _part
+from tokensieve.report.examples import SCENES, render_examples
+from tokensieve.report.fields import Result, mapping_at
 from tokensieve.report.page import PAGE, STYLE
-from tokensieve.report.sections import _section, _sections
+from tokensieve.report.sections import group_sections, render_section
 
 
 def run(args: argparse.Namespace) -> Path:
     """Write the page and print its name."""
     path = Path(args.output)
     files.check_writable(path)
-    page = build(results.read(args.files), title=args.title, images=args.images)
+    page = build(results.read_results(args.files), title=args.title, images=args.images)
     if path.exists() and path.read_bytes() != page.encode():
-        files.move_aside(path)
+        files.back_up(path)
     files.write_text(path, page)
     print(path)
     return path
@@ -32,16 +32,16 @@ def build(found: Sequence[Result], *, title: str | None = None, images: int = 2)
     """The page of these results; images: how many example pictures each model gets."""
     if images > len(SCENES):
         raise UserError(f"--images {images}: at most {len(SCENES)}")
-    sections = _sections(found)
+    sections = group_sections(found)
     heading = title or "Token reduction: quality and cost"
     body = [f"<h1>{escape(heading)}</h1>", f"<p class='soft'>{_summary(found, sections)}</p>"]
     if len(sections) > 1:
         entries = (f"<li><a href='#s{n}'>{escape(name)}</a></li>" for n, (name, _) in enumerate(sections, start=1))
         body.append(f"<nav><ul>{''.join(entries)}</ul></nav>")
     for number, (name, rows) in enumerate(sections, start=1):
-        body.append(_section(number, name, rows))
+        body.append(render_section(number, name, rows))
     if images:
-        body.append(_examples(found, images))
+        body.append(render_examples(found, images))
     return PAGE.format(title=escape(heading), style=STYLE, body="\n".join(body))
 
 
@@ -50,5 +50,5 @@ def _summary(found: Sequence[Result], sections: Sequence[tuple[str, list[Result]
     for name, word in (("model", "model"), ("dataset", "data set"), ("task", "task")):
         values = dict.fromkeys(str(result.get(name)) for result in found)
         parts.append(f"{len(values)} {word}{'s' if len(values) != 1 else ''}")
-    versions = _part(_part(found[0], "run"), "versions").get("tokensieve")
+    versions = mapping_at(mapping_at(found[0], "run"), "versions").get("tokensieve")
     return escape(", ".join(parts) + (f"; made with tokensieve {versions}" if versions else ""))

@@ -8,19 +8,22 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from tokensieve.errors import UserError
-from tokensieve.report.fields import Result, _flat, _part, _plan, _text
+from tokensieve.report.fields import Result, flatten_values, mapping_at, plan_text, value_text
 
 if TYPE_CHECKING:
     pass
 
 
-def _settings(rows: Sequence[Result]) -> str:
+def render_settings(rows: Sequence[Result]) -> str:
     """What the rows of a section were made with: what they share in a table, commands, and what differs row by row."""
-    runs = [{name: value for name, value in _flat(_part(row, "run")).items() if name not in ("key", "seconds")} for row in rows]
+    runs = [
+        {name: value for name, value in flatten_values(mapping_at(row, "run")).items() if name not in ("key", "seconds")}
+        for row in rows
+    ]
     names = list(dict.fromkeys(name for run in runs for name in run))
     lines = []
     for name in names:
-        values = list(dict.fromkeys(_text(run.get(name)) for run in runs))
+        values = list(dict.fromkeys(value_text(run.get(name)) for run in runs))
         lines.append(f"<tr><th scope='row'>{escape(name)}</th><td>{escape(' | '.join(values))}</td></tr>")
     together: dict[str, list[Result]] = {}
     for row in rows:
@@ -39,14 +42,14 @@ def _command(result: Result, rows: Sequence[Result]) -> list[str]:
     """What to type for these rows, which share their settings with result: only what is not a default of `eval` anyway."""
     from tokensieve.cli import build_parser
 
-    run, done = _part(result, "run"), _part(result, "reduction")
+    run, done = mapping_at(result, "run"), mapping_at(result, "reduction")
     words = ["tokensieve", "eval", "--model", str(result["model"])]
     words += ["--pretrained", str(result["pretrained"])] if result["pretrained"] else []
     words += ["--dataset", str(result["dataset"])]
     words += ["--task", str(result["task"])] if result.get("task") else []
     given = {**run, "language": result.get("language") or "en", "num_workers": run.get("workers")}
     given.pop("weights", None)  # the fingerprint of the model's; what --weights was is among the arguments
-    given |= _part(run, "arguments")
+    given |= mapping_at(run, "arguments")
     if rows and not any(_trained(row) for row in rows):
         given.pop("weights", None)
     given |= {name: done[name] for name in ("token_fusion", "token_fusion_weight") if name in done}
@@ -60,7 +63,7 @@ def _command(result: Result, rows: Sequence[Result]) -> list[str]:
             words += [action.option_strings[0]] if value is getattr(action, "const", None) else []
         elif value is not None and value != action.default and [value] != action.default:
             words += [action.option_strings[0], *(map(str, value) if isinstance(value, list) else [str(value)])]
-    plans = list(dict.fromkeys(_plan(row) for row in rows))
+    plans = list(dict.fromkeys(plan_text(row) for row in rows))
     if plans:
         words += ["--plan", plans[0]] + (["--compare", *plans[1:]] if plans[1:] else [])
     return words
@@ -71,6 +74,6 @@ def _trained(result: Result) -> bool:
     from tokensieve.plan import Plan
 
     try:
-        return Plan.parse(_plan(result)).is_trained
+        return Plan.parse(plan_text(result)).is_trained
     except UserError:
         return False

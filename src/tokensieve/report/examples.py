@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokensieve.errors import UserError
-from tokensieve.report.fields import Result, _part, _plan
+from tokensieve.report.fields import Result, mapping_at, plan_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCENES = [3 + 8 * number for number in range(100)]  # test scenes that are drawn, in this order
 
 
-def _examples(found: Sequence[Result], images: int) -> str:
+def render_examples(found: Sequence[Result], images: int) -> str:
     """What the plans of each model keep of a few scenes, for models that ship with the package."""
     models: dict[tuple[str, str], list[Result]] = {}
     for result in found:
@@ -38,16 +38,16 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
     from tokensieve import embedded
     from tokensieve.data.registry import folder_of
 
-    texts = list(dict.fromkeys(_plan(row) for row in rows))
+    texts = list(dict.fromkeys(plan_text(row) for row in rows))
     if pretrained not in embedded.MODELS.get(model, ()):
-        kind = str(_part(rows[0], "run").get("model_type", "open_clip"))
+        kind = str(mapping_at(rows[0], "run").get("model_type", "open_clip"))
         named = shlex.join(
             ["--model", model]
             + (["--pretrained", pretrained] if pretrained else [])
             + (["--model_type", kind] if kind != "open_clip" else [])
         )
         what = f"{rows[0]['dataset']}:0" if kind == "reid" else "IMAGE"
-        root = _part(_part(rows[0], "run"), "arguments").get("dataset_root")
+        root = mapping_at(mapping_at(rows[0], "run"), "arguments").get("dataset_root")
         if kind == "reid" and root is not None:
             named += f" {shlex.join(['--dataset_root', folder_of(str(rows[0]['dataset']), str(root))])}"
         command = shlex.join(["--plan", texts[0], *(["--compare", *texts[1:]] if texts[1:] else [])])
@@ -68,12 +68,12 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
     bands: list[list[Band]] = [[] for _ in originals]
     said = []
     weights = loaded.fingerprint.partition("-")[0]
-    if any(str(_part(row, "run").get("weights", weights)).partition("-")[0] != weights for row in rows):
+    if any(str(mapping_at(row, "run").get("weights", weights)).partition("-")[0] != weights for row in rows):
         said.append("These are drawn with the weights that ship now; some of the results were made with others.")
     for text in (text for text in texts if text != "none"):
         try:
             plan = Plan.parse(text)
-            trained, remarks = _trained_parts(plan, loaded.model, [row for row in rows if _plan(row) == text])
+            trained, remarks = _trained_parts(plan, loaded.model, [row for row in rows if plan_text(row) == text])
             for so_far, more in zip(bands, show.make_bands(loaded, [plan], originals, weights=trained), strict=True):
                 so_far += more
             said += remarks
@@ -94,18 +94,18 @@ def _trained_parts(plan: Plan, model: nn.Module, rows: Sequence[Result]) -> tupl
     """The trained weights of a result, from the files it names or those that ship; what to say if results have others."""
     from tokensieve.parts import resolve
 
-    wanted = {str(mark) for row in rows if (mark := _part(row, "reduction").get("trained")) is not None}
-    named = [_part(_part(row, "run"), "arguments").get("weights") for row in rows]
+    wanted = {str(mark) for row in rows if (mark := mapping_at(row, "reduction").get("trained")) is not None}
+    named = [mapping_at(mapping_at(row, "run"), "arguments").get("weights") for row in rows]
     for files in named:
         try:
             found = resolve.load_parts(plan, model, list(map(str, files)) if isinstance(files, list) else None)
         except UserError:  # the files are gone, or others now
             continue
-        if resolve.fingerprint(found) in wanted:
+        if resolve.parts_fingerprint(found) in wanted:
             break
     else:
         found = resolve.load_parts(plan, model)
-    if wanted <= {resolve.fingerprint(found)}:
+    if wanted <= {resolve.parts_fingerprint(found)}:
         return found, []
     return found, [f"{plan} is drawn with trained weights that are at hand; some of its results were made with others."]
 

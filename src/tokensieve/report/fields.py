@@ -22,14 +22,14 @@ CONTROLS = {"none": "full model", "random": "random (control)", "grid": "grid (c
 NOTHING = "–"  # where there is no value
 
 
-def _plan(result: Result) -> str:
-    return str(_part(result, "reduction").get("plan") or "none")
+def plan_text(result: Result) -> str:
+    return str(mapping_at(result, "reduction").get("plan") or "none")
 
 
-def plan_of(result: Result) -> str:
+def plan_label(result: Result) -> str:
     """The plan's text, with the token fusion where there is one."""
-    done = _part(result, "reduction")
-    plan, fusion = _plan(result), done.get("token_fusion", "cls")
+    done = mapping_at(result, "reduction")
+    plan, fusion = plan_text(result), done.get("token_fusion", "cls")
     if fusion in (None, "cls"):
         return plan
     weight = f" {done['token_fusion_weight']}" if "token_fusion_weight" in done else ""
@@ -55,36 +55,36 @@ def number_of(value: Any) -> float | None:
 
 def speed_up(result: Result) -> float | None:
     """Times the speed of the full model, where both were measured."""
-    done = _part(result, "reduction")
+    done = mapping_at(result, "reduction")
     speed, full = number_of(done.get("images_per_second")), number_of(done.get("images_per_second_full"))
     return speed / full if speed and full else None
 
 
-def _part(result: Result, name: str) -> Mapping[str, Any]:
+def mapping_at(result: Result, name: str) -> Mapping[str, Any]:
     part = result.get(name)
     return part if isinstance(part, Mapping) else {}
 
 
-def _method(result: Result) -> str:
+def method_name(result: Result) -> str:
     """The name at the beginning of the plan."""
-    return _plan(result).split("+")[0].split("@")[0].split(":")[0].split("(")[0].strip()
+    return plan_text(result).split("+")[0].split("@")[0].split(":")[0].split("(")[0].strip()
 
 
-def _kind(result: Result, rows: Sequence[Result]) -> str:
+def mark_kind(result: Result, rows: Sequence[Result]) -> str:
     """The control that a result is, or the number of its method's colour."""
-    methods = list(dict.fromkeys(_method(row) for row in rows if _method(row) not in CONTROLS))
-    method = _method(result)
+    methods = list(dict.fromkeys(method_name(row) for row in rows if method_name(row) not in CONTROLS))
+    method = method_name(result)
     return method if method in CONTROLS else str(methods.index(method) % COLOURS)
 
 
-def _flat(run: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_values(run: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, value in run.items():
         made.update({f"{name} {inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {name: value})
     return made
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
     return NOTHING if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

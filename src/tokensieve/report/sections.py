@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.report import plots
-from tokensieve.report.commands import _settings
+from tokensieve.report.commands import render_settings
 from tokensieve.report.fields import (
     CONTROLS,
     NOTHING,
     Result,
-    _kind,
-    _method,
-    _part,
-    _text,
     main_metric,
+    mapping_at,
+    mark_kind,
+    method_name,
     number_of,
-    plan_of,
+    plan_label,
     speed_up,
+    value_text,
 )
 from tokensieve.report.plots import Point
-from tokensieve.report.tables import _shown, _table
+from tokensieve.report.tables import display_scale, render_table
 
 WORDS = 8  # so many points in a plot get their plan's text, more get its number in the table
 # What makes another experiment of a run, and so another section: settings, each with what a result that does not tell it was
@@ -53,7 +53,7 @@ MARKS = ("amp", "classifiers", "weights", "data")
 FINGERPRINT = re.compile("[0-9a-f]{16,}")
 
 
-def _sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+def group_sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     """Results by model, data set, task, language and what else makes another experiment, of which headings name what differs.
 
     In a section the full model comes first, then from many tokens to few.
@@ -61,7 +61,7 @@ def _sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     named: dict[str, dict[tuple[str, ...], list[Result]]] = {}
     seen: set[str] = set()
     for result in found:
-        key = _part(result, "run").get("key")
+        key = mapping_at(result, "run").get("key")
         if key is not None and str(key) in seen:
             continue  # the same run under two names
         seen.add(str(key))
@@ -79,14 +79,14 @@ def _sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
 
 
 def _order(row: Result) -> tuple[bool, float, str]:
-    return _method(row) != "none", -(number_of(_part(row, "reduction").get("tokens_out")) or 0), plan_of(row)
+    return method_name(row) != "none", -(number_of(mapping_at(row, "reduction").get("tokens_out")) or 0), plan_label(row)
 
 
 def _experiment(result: Result) -> tuple[str, ...]:
     """The settings, then the fingerprints, of a result as texts."""
-    run = _part(result, "run")
+    run = mapping_at(result, "run")
     marks = (run.get(name) or None for name in MARKS)
-    return (*(_text(run.get(name, default)) for name, default in SETTINGS.items()), *map(_text, marks))
+    return (*(value_text(run.get(name, default)) for name, default in SETTINGS.items()), *map(value_text, marks))
 
 
 def _headings(name: str, experiments: Sequence[tuple[str, ...]]) -> list[str]:
@@ -108,40 +108,40 @@ def _difference(name: str, value: str) -> str:
     return f"{name} not given" if value == NOTHING else f"{name} {FINGERPRINT.sub(lambda mark: mark[0][:8], value)}"
 
 
-def _section(number: int, name: str, rows: Sequence[Result]) -> str:
+def render_section(number: int, name: str, rows: Sequence[Result]) -> str:
     metric = main_metric(rows)
-    parts = [f"<section id='s{number}'><h2>{escape(name)}</h2>", _table(rows, metric)]
-    notes = {note: None for row in rows for note in _part(row, "reduction").get("notes") or ()}
+    parts = [f"<section id='s{number}'><h2>{escape(name)}</h2>", render_table(rows, metric)]
+    notes = {note: None for row in rows for note in mapping_at(row, "reduction").get("notes") or ()}
     for row in rows:
-        done = _part(row, "reduction")
-        if done.get("applied") is False and _method(row) != "none":
-            notes[f"{plan_of(row)} was not applied: {done.get('reason')}"] = None
+        done = mapping_at(row, "reduction")
+        if done.get("applied") is False and method_name(row) != "none":
+            notes[f"{plan_label(row)} was not applied: {done.get('reason')}"] = None
     if notes:
         parts.append("<ul class='notes'>" + "".join(f"<li>{escape(str(note))}</li>" for note in notes) + "</ul>")
     if metric is not None:
         parts.append(_plots(rows, metric, name))
-    return "\n".join([*parts, _settings(rows), "</section>"])
+    return "\n".join([*parts, render_settings(rows), "</section>"])
 
 
 def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
     """Quality over measured time and over GFLOPs."""
-    times, unit = _shown(metric)
+    times, unit = display_scale(metric)
 
     def points(cost: Callable[[Result], float | None]) -> list[Point]:
         made = []
         for number, row in enumerate(rows, start=1):
             x, y, error = cost(row), number_of(row["metrics"].get(metric)), number_of(row["metrics"].get(f"{metric}_stderr"))
             if x is not None and y is not None:
-                label = plan_of(row) if len(rows) <= WORDS else str(number)
-                told = f"{plan_of(row)}: {metric} {times * y:.2f}" + (f" ± {times * error:.2f}" if error is not None else "")
+                label = plan_label(row) if len(rows) <= WORDS else str(number)
+                told = f"{plan_label(row)}: {metric} {times * y:.2f}" + (f" ± {times * error:.2f}" if error is not None else "")
                 error = None if error is None else times * error
-                made.append(Point(x, times * y, error, label, f"{told}, cost {x:.3g}", _kind(row, rows)))
+                made.append(Point(x, times * y, error, label, f"{told}, cost {x:.3g}", mark_kind(row, rows)))
         return made
 
     figures = []
     for across, cost in (
         ("measured time of an image, full model = 1", lambda row: 1 / faster if (faster := speed_up(row)) else None),
-        ("GFLOPs of an image", lambda row: number_of(_part(row, "reduction").get("gflops"))),
+        ("GFLOPs of an image", lambda row: number_of(mapping_at(row, "reduction").get("gflops"))),
     ):
         there = points(cost)
         left_out = len(rows) - len(there)
@@ -153,7 +153,7 @@ def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
             figures.append(
                 f"<p class='soft'>No plot over {escape(across.split(',')[0])}: it was not measured in these runs.</p>"
             )
-    kinds = dict.fromkeys((_kind(row, rows), CONTROLS.get(_method(row), _method(row))) for row in rows)
+    kinds = dict.fromkeys((mark_kind(row, rows), CONTROLS.get(method_name(row), method_name(row))) for row in rows)
     legend = "".join(f"<span>{plots.legend_mark(kind)} {escape(word)}</span>" for kind, word in kinds)
     legend += f"<span>{plots.legend_mark('frontier')} best at its cost</span>"
     numbered = "; numbers are those of the table" if len(rows) > WORDS else ""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from html import escape
 
 from tokensieve.report import plots
-from tokensieve.report.fields import SHARES, Result, _kind, _part, number_of, plan_of, speed_up
+from tokensieve.report.fields import SHARES, Result, mapping_at, mark_kind, number_of, plan_label, speed_up
 
 
-def _shown(metric: str) -> tuple[float, str]:
+def display_scale(metric: str) -> tuple[float, str]:
     """What a metric is multiplied with to be shown, and its unit."""
     return (100.0, ", %") if any(word in metric for word in SHARES) else (1.0, "")
 
@@ -18,7 +18,7 @@ def _value(result: Result, metric: str | None) -> str:
     value = None if metric is None else number_of(result["metrics"].get(metric))
     if value is None or metric is None:
         return "–"
-    times, unit = _shown(metric)
+    times, unit = display_scale(metric)
     error = number_of(result["metrics"].get(f"{metric}_stderr"))
 
     def said(number: float) -> str:
@@ -27,19 +27,19 @@ def _value(result: Result, metric: str | None) -> str:
     return said(value) + (f" <span class='soft'>± {said(error)}</span>" if error is not None else "")
 
 
-def _table(rows: Sequence[Result], metric: str | None) -> str:
+def render_table(rows: Sequence[Result], metric: str | None) -> str:
     head = [
         "#",
         "plan",
         "patch tokens",
-        f"{metric}{_shown(metric)[1]}" if metric else "metric",
+        f"{metric}{display_scale(metric)[1]}" if metric else "metric",
         "GFLOPs",
         "images/s",
         "speed-up",
     ]
     lines = []
     for number, row in enumerate(rows, start=1):
-        done, faster = _part(row, "reduction"), speed_up(row)
+        done, faster = mapping_at(row, "reduction"), speed_up(row)
         tokens, cost, speed = done.get("tokens_out"), number_of(done.get("gflops")), number_of(done.get("images_per_second"))
         cells = [
             "–"
@@ -50,8 +50,8 @@ def _table(rows: Sequence[Result], metric: str | None) -> str:
             "–" if speed is None else f"{speed:.1f}",
             "–" if faster is None else f"{faster:.2f}×",
         ]
-        mark = plots.legend_mark(_kind(row, rows))
-        first = f"<td class='soft'>{number}</td><th scope='row'>{mark} <code>{escape(plan_of(row))}</code></th>"
+        mark = plots.legend_mark(mark_kind(row, rows))
+        first = f"<td class='soft'>{number}</td><th scope='row'>{mark} <code>{escape(plan_label(row))}</code></th>"
         lines.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
@@ -64,9 +64,9 @@ def _all_metrics(rows: Sequence[Result]) -> str:
     names = [name for name in names if not name.endswith("_stderr")]
     if len(names) < 2:
         return ""
-    head = "".join(f"<th scope='col'>{escape(name + _shown(name)[1])}</th>" for name in names)
+    head = "".join(f"<th scope='col'>{escape(name + display_scale(name)[1])}</th>" for name in names)
     lines = "".join(
-        f"<tr><td class='soft'>{number}</td><th scope='row'><code>{escape(plan_of(row))}</code></th>"
+        f"<tr><td class='soft'>{number}</td><th scope='row'><code>{escape(plan_label(row))}</code></th>"
         + "".join(f"<td>{_value(row, name)}</td>" for name in names)
         + "</tr>"
         for number, row in enumerate(rows, start=1)

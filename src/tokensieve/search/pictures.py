@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from tokensieve import files
 from tokensieve.config.search import Dimension, Search
 from tokensieve.search import space
-from tokensieve.search.study import counted, first_number, library, quietly
+from tokensieve.search.study import distinct_trials, first_number, import_optuna, without_warnings
 
 if TYPE_CHECKING:
     import optuna
@@ -25,7 +25,7 @@ BLUE, ORANGE, GREY = "#2563a8", "#d9730d", "#b4b8bf"
 
 def draw(study: optuna.Study, settings: Search, folder: Path) -> None:
     """history.png, importances.png, parallel.png, and pareto.png with two objectives or more."""
-    trials = [trial for trial in counted(study) if trial.state.name == "COMPLETE"]
+    trials = [trial for trial in distinct_trials(study) if trial.state.name == "COMPLETE"]
     _save(history(study, trials, settings), folder / "history.png")
     _save(parallel(trials, settings), folder / "parallel.png")
     weights = importances(study, trials, settings)
@@ -58,7 +58,7 @@ def history(study: optuna.Study, trials: list[FrozenTrial], settings: Search) ->
         best = np.maximum.accumulate(values) if objective.direction == "maximize" else np.minimum.accumulate(values)
         axis.plot(at, values, "o", color=BLUE, label="trial")
         axis.step(at, best, where="post", color=ORANGE, label="best so far")
-        cut = [trial for trial in counted(study) if trial.state.name == "PRUNED" and trial.intermediate_values]
+        cut = [trial for trial in distinct_trials(study) if trial.state.name == "PRUNED" and trial.intermediate_values]
         if len(settings.objectives) == 1 and cut:
             last = [trial.intermediate_values[max(trial.intermediate_values)] for trial in cut]
             axis.plot([first_number(trial) for trial in cut], last, "x", color=GREY, label="pruned, where it stood")
@@ -71,13 +71,13 @@ def history(study: optuna.Study, trials: list[FrozenTrial], settings: Search) ->
 
 def importances(study: optuna.Study, trials: list[FrozenTrial], settings: Search) -> dict[str, dict[str, float]]:
     """By objective: the share of its variance that each key explains (fANOVA); those that do not vary are left out."""
-    optuna, found = library(), {}
+    optuna, found = import_optuna(), {}
     for index, objective in enumerate(settings.objectives):
         values = [trial.values[index] for trial in trials]
         varied = [key for key in settings.space if len({trial.params[key] for trial in trials}) > 1]
         if len(set(values)) < 2 or not varied:
             continue
-        with quietly():
+        with without_warnings():
             evaluator = optuna.importance.FanovaImportanceEvaluator(seed=settings.seed)
             share = optuna.importance.get_param_importances(
                 study, evaluator=evaluator, params=varied, target=lambda trial, index=index: trial.values[index]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tokensieve.config.search import Search
 from tokensieve.files import write_text
 from tokensieve.search import space
-from tokensieve.search.study import counted, first_number
+from tokensieve.search.study import distinct_trials, first_number
 
 if TYPE_CHECKING:
     import optuna
@@ -73,7 +73,7 @@ def table(study: optuna.Study, settings: Search) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["trial", "state", "best", *objectives, *keys, "seconds", "retries", "reason"])
-    for trial in counted(study):
+    for trial in distinct_trials(study):
         state, span = trial.state.name.lower(), trial.duration
         values_of = chosen(trial, settings)
         values: Sequence[Any] = trial.values if state == "complete" else [""] * len(objectives)
@@ -95,7 +95,7 @@ def show(study: optuna.Study, settings: Search, folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    trials = counted(study)
+    trials = distinct_trials(study)
     ends = {state: sum(trial.state.name.lower() == state for trial in trials) for state in ("complete", "pruned", "fail")}
     title = f"{study.study_name}: {ends['complete']} trials complete, {ends['pruned']} pruned, {ends['fail']} failed"
     shown = Table(title=title, title_justify="left")

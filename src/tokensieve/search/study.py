@@ -25,14 +25,14 @@ INVALID = "invalid: "  # how the reason of a trial begins whose values make no v
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """Without Optuna's remarks on what is experimental in it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def library() -> Any:
+def import_optuna() -> Any:
     """Optuna, or a UserError that says how to get it."""
     try:
         import optuna
@@ -46,27 +46,27 @@ def storage(url: str) -> optuna.storages.RDBStorage:
     """The database of a study, which notes whether trials are alive and queues those again that are not."""
     patience = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
-        with quietly():
-            return library().storages.RDBStorage(
+        with without_warnings():
+            return import_optuna().storages.RDBStorage(
                 url,
                 engine_kwargs=patience,
                 heartbeat_interval=HEARTBEAT,
                 grace_period=6 * HEARTBEAT,
-                heartbeat_stale_trial_callback=again(RETRIES),
+                heartbeat_stale_trial_callback=requeue_callback(RETRIES),
             )
     except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own
         told = " ".join(str(error).split())
         raise UserError(f"manager_settings.storage: {url.split('://')[0]}://... cannot be opened ({told[:300]})") from None
 
 
-def again(most: int | None) -> Any:
+def requeue_callback(most: int | None) -> Any:
     """What queues a trial again that was cut off, at most so many times."""
-    with quietly():
-        return library().storages.RetryHeartbeatStaleTrialCallback(max_retry=most, inherit_intermediate_values=True)
+    with without_warnings():
+        return import_optuna().storages.RetryHeartbeatStaleTrialCallback(max_retry=most, inherit_intermediate_values=True)
 
 
 def pruner(search: Search) -> optuna.pruners.BasePruner:
-    pruners = library().pruners
+    pruners = import_optuna().pruners
     name = search.pruner or ("median" if len(search.objectives) == 1 else "none")
     kinds = {"median": pruners.MedianPruner, "hyperband": pruners.HyperbandPruner, "none": pruners.NopPruner}
     made: optuna.pruners.BasePruner = kinds[name]()
@@ -79,23 +79,23 @@ def first_number(trial: optuna.trial.FrozenTrial) -> int:
     return trial.number if number is None else int(number)
 
 
-def counted(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+def distinct_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     """Every trial once: of one that was begun several times, the last."""
     last = {first_number(trial): trial for trial in study.get_trials(deepcopy=False)}
     return [last[number] for number in sorted(last)]
 
 
-def begin(data: Mapping[str, Any], config: Training, folder: Path, name: str) -> optuna.Study:
+def open_study(data: Mapping[str, Any], config: Training, folder: Path, name: str) -> optuna.Study:
     """The study of this file: a new one, or the one that was begun with the same space, objectives and other keys."""
     manager, search = config.manager_settings, config.search_settings
     url = manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}"
-    changing = ("manager_settings", "search_settings", *schema.OUTPUTS)
+    changing = ("manager_settings", "search_settings", *schema.OUTPUT_KEYS)
     same = {key: value for key, value in data.items() if key not in changing}
     dumped = search.model_dump(mode="json")
     decided = {"space": dumped["space"], "objectives": dumped["objectives"], "other keys": same}
     prints = {key: provenance.digest(value) for key, value in decided.items()}
-    with quietly():
-        study: optuna.Study = library().create_study(
+    with without_warnings():
+        study: optuna.Study = import_optuna().create_study(
             storage=storage(url),
             study_name=name,
             directions=[objective.direction for objective in search.objectives],
@@ -114,8 +114,8 @@ def begin(data: Mapping[str, Any], config: Training, folder: Path, name: str) ->
             f"{' and manager_settings.study_name' if manager.storage else ''}"
         )
     seed = [search.seed, len(study.get_trials(deepcopy=False))]  # not the same draws again when a study goes on
-    with quietly():
-        study.sampler = library().samplers.TPESampler(seed=_mixed(seed), constant_liar=True)
+    with without_warnings():
+        study.sampler = import_optuna().samplers.TPESampler(seed=_mixed(seed), constant_liar=True)
     return study
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tokensieve import training
 from tokensieve.config import load
-from tokensieve.errors import Lost, UserError
+from tokensieve.errors import ProcessLostError, UserError
 from tokensieve.search import space
-from tokensieve.search.study import OWNER, library, pruner, quietly, storage
+from tokensieve.search.study import OWNER, import_optuna, pruner, storage, without_warnings
 
 PRUNED = "pruned: "  # how the message of a UserError begins that ends a trial which is not worth finishing
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     report = reporter(snapshot, trial_id) if leads else _listen
     try:
         training.run(folder / "config.yaml", resume=True, output=folder, quiet=True, report=report)
-    except Lost as error:  # the process that ended first has told why, or was killed
+    except ProcessLostError as error:  # the process that ended first has told why, or was killed
         print(error, file=sys.stderr)
         return 1
     except (SystemExit, KeyboardInterrupt) as error:
@@ -52,8 +52,8 @@ def reporter(snapshot: Path, trial_id: int) -> Callable[[int, Mapping[str, float
     manager, settings = config.manager_settings, config.search_settings
     if settings.pruner == "none" or len(settings.objectives) > 1:  # Optuna prunes by a single number
         return _listen
-    optuna, name = library(), settings.objectives[0].name
-    with quietly():
+    optuna, name = import_optuna(), settings.objectives[0].name
+    with without_warnings():
         study = optuna.load_study(
             study_name=manager.study_name,
             storage=storage(manager.storage),
@@ -67,7 +67,7 @@ def reporter(snapshot: Path, trial_id: int) -> Callable[[int, Mapping[str, float
         if value is None:
             return
         try:
-            with quietly():
+            with without_warnings():
                 trial.report(value, step)
                 behind = trial.should_prune()
         except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own; all processes must hear of it

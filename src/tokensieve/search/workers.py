@@ -35,13 +35,13 @@ from tokensieve.search.study import (
     INVALID,
     OWNER,
     RETRIES,
-    again,
-    begin,
-    counted,
+    distinct_trials,
     first_number,
-    library,
-    quietly,
+    import_optuna,
+    open_study,
+    requeue_callback,
     storage_of,
+    without_warnings,
 )
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ WORKER = ("-m", "tokensieve.search.trial")
 PAUSE = 0.2
 CPU = "the CPU"
 GRACE = 60  # seconds that a worker has to save a checkpoint when it is told to stop
-FRUITLESS, HOPELESS = 3, 10  # so many failures, or failures and invalid trials, and nothing else end the search
+MAX_FAILED, MAX_INVALID = 3, 10  # so many failures, or failures and invalid trials, and nothing else end the search
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """Room for one trial at a time: environment variables of its worker, and in how many processes it trains."""
 
     name: str
@@ -71,20 +71,20 @@ class Place:
         return [sys.executable, *launcher, *task]
 
 
-def places(manager: Manager, gpus: Sequence[str]) -> list[Place]:
+def find_slots(manager: Manager, gpus: Sequence[str]) -> list[Slot]:
     """Room for workers: groups of the GPUs that may be used (`gpus`: what CUDA calls those there are), else the CPU."""
     if not manager.available_gpus or not gpus:
         count = manager.n_workers or 1
         threads = max(1, (os.cpu_count() or 1) // count)
         variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-        return [Place(CPU, variables)] * count
+        return [Slot(CPU, variables)] * count
     beyond = [number for number in manager.available_gpus if number >= len(gpus)]
     if beyond:
         raise UserError(f"manager_settings.available_gpus: {beyond} are not there; there are {list(range(len(gpus)))}")
     each = manager.gpus_per_subtask
     groups = [manager.available_gpus[i : i + each] for i in range(0, len(manager.available_gpus) - each + 1, each)]
     return [
-        Place(f"GPU {', '.join(map(str, group))}", {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i] for i in group)}, each)
+        Slot(f"GPU {', '.join(map(str, group))}", {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i] for i in group)}, each)
         for group in groups[: manager.n_workers]
     ]
 
@@ -104,7 +104,7 @@ class Running:
     trial: optuna.Trial
     number: int
     folder: Path
-    place: Place
+    place: Slot
     process: subprocess.Popen[bytes]
 
 
@@ -112,21 +112,21 @@ class Searching:
     """A search on its way: the study, the room for workers, and the trials that run."""
 
     def __init__(self, path: Path, folder: Path, quiet: bool) -> None:
-        self.optuna = library()
+        self.optuna = import_optuna()
         self.config: Training = config.load(path)
-        config.check_outside(path, self.config)
+        config.check_files(path, self.config)
         self.search, manager = self.config.search_settings, self.config.manager_settings
         if not self.search.space:
             raise UserError(f"{path}: search_settings.space: {search_space.nothing_to_search(type(self.config))}")
         self.data, self.folder, self.quiet = document.Document(path).data, folder, quiet
         self.schema = type(self.config)
         with_values(self.data, dict.fromkeys(self.search.space), folder)  # a UserError if a key has no place in the file
-        self.free = places(manager, cuda_devices() if manager.available_gpus else [])
+        self.free = find_slots(manager, cuda_devices() if manager.available_gpus else [])
         if manager.available_gpus and self.free[0].name == CPU:
             self.say(f"no CUDA device is there: trials run on the CPU, {len(self.free)} at a time")
         folder.mkdir(parents=True, exist_ok=True)
         name = manager.study_name or path.stem
-        self.study = begin(self.data, self.config, folder, name)
+        self.study = open_study(self.data, self.config, folder, name)
         self.storage = storage_of(self.study)
         self.running: list[Running] = []
         self.began, self.beaten = time.monotonic(), -math.inf
@@ -163,7 +163,7 @@ class Searching:
             self.beaten = time.monotonic()
             for one in self.running:
                 self.storage.record_heartbeat(one.trial._trial_id)
-            with quietly():
+            with without_warnings():
                 self.optuna.storages.fail_stale_trials(self.study)
         if not (ended or beat):  # nothing can have changed, and asking a database costs
             return True
@@ -181,12 +181,12 @@ class Searching:
     def late(self) -> bool:
         return self.search.timeout is not None and time.monotonic() - self.began > self.search.timeout
 
-    def start(self, place: Place) -> bool:
+    def start(self, place: Slot) -> bool:
         """Begin the next trial there. False if there is none. Values that make an invalid file end a trial at once."""
         while (trial := self.next_trial()) is not None:
             number = first_number(self.study.get_trials(deepcopy=False)[trial.number])
             folder = self.folder / "trials" / str(number)
-            with quietly():
+            with without_warnings():
                 values = {
                     key: suggest(trial, key, dimension, search_space.number_type(self.schema, key))
                     for key, dimension in self.search.space.items()
@@ -194,7 +194,7 @@ class Searching:
             folder.mkdir(parents=True, exist_ok=True)
             files.write_text(folder / "config.yaml", yaml_text(with_values(self.data, values, folder)))
             try:
-                config.check_outside(folder / "config.yaml", config.load(folder / "config.yaml"))
+                config.check_files(folder / "config.yaml", config.load(folder / "config.yaml"))
             except UserError as error:
                 self.end(trial, number, "PRUNED", f"{INVALID}{error}")
                 self.check_fruit()
@@ -223,7 +223,7 @@ class Searching:
         new = len({first_number(trial) for trial in trials}) < self.search.n_trials
         if self.late or not (waits or new):
             return None
-        with quietly():
+        with without_warnings():
             trial: optuna.Trial = self.study.ask()
         self.storage.record_heartbeat(trial._trial_id)
         return trial
@@ -257,8 +257,10 @@ class Searching:
         with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another process saw it die as well
             one.trial.set_user_attr("reason", why)
             self.storage.set_trial_state_values(one.trial._trial_id, state=states.FAIL)
-            with quietly():
-                again(None if why == "interrupted" else RETRIES)(self.study, self.storage.get_trial(one.trial._trial_id))
+            with without_warnings():
+                requeue_callback(None if why == "interrupted" else RETRIES)(
+                    self.study, self.storage.get_trial(one.trial._trial_id)
+                )
         waiting = self.study.get_trials(deepcopy=False, states=(states.WAITING, states.RUNNING))
         queued = any(first_number(trial) == one.number for trial in waiting)
         then = "it is to be begun again, from its last checkpoint" if queued else f"{RETRIES} times begun again, it is given up"
@@ -266,7 +268,10 @@ class Searching:
         self.told()
 
     def end(self, trial: optuna.Trial, number: int, state: str, why: str = "", values: Sequence[float] | None = None) -> None:
-        with quietly(), suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # this one slept, and another gave it up
+        with (
+            without_warnings(),
+            suppress(self.optuna.exceptions.UpdateFinishedTrialError),
+        ):  # this one slept, and another gave it up
             if why:
                 trial.set_user_attr("reason", why[:1000])
             self.study.tell(trial, values, state=self.optuna.trial.TrialState[state], skip_if_finished=True)
@@ -280,7 +285,7 @@ class Searching:
 
     def told(self) -> None:
         """Bring the bar up to date."""
-        done = [trial for trial in counted(self.study) if trial.state.is_finished()]
+        done = [trial for trial in distinct_trials(self.study) if trial.state.is_finished()]
         self.bar.n = len(done)
         words = [f"{len(self.running)} running"]
         complete = [trial for trial in done if trial.state.name == "COMPLETE"]
@@ -290,10 +295,10 @@ class Searching:
 
     def check_fruit(self) -> None:
         """A UserError if trials do nothing but fail."""
-        done = [trial for trial in counted(self.study) if trial.state.is_finished()]
+        done = [trial for trial in distinct_trials(self.study) if trial.state.is_finished()]
         failed = [trial for trial in done if trial.state.name == "FAIL"]
         bad = [trial for trial in done if trial in failed or trial.user_attrs.get("reason", "").startswith(INVALID)]
-        if len(bad) == len(done) and (len(failed) >= FRUITLESS or len(bad) >= HOPELESS):
+        if len(bad) == len(done) and (len(failed) >= MAX_FAILED or len(bad) >= MAX_INVALID):
             why = (failed or bad)[-1].user_attrs.get("reason")
             raise UserError(
                 f"all of the first {len(done)} trials failed, the last because: {why}; see {self.folder / 'trials'}"

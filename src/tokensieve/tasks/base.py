@@ -27,7 +27,7 @@ Record = Any  # what is kept of one batch under one plan: CPU tensors and plain 
 
 
 @dataclass
-class Setup:
+class TaskContext:
     """What a task prepares itself with."""
 
     model: str
@@ -45,7 +45,7 @@ class Setup:
 
 
 @dataclass
-class Stored:
+class StoredPass:
     """What an earlier run kept of a pass."""
 
     records: list[Record]
@@ -59,7 +59,7 @@ class Task:
     name: str
     metric: str  # the number that tables and plots show
     unit: str = "image"  # what a sample is
-    setup: Setup
+    setup: TaskContext
     act: Callable[[Any, Inputs], Any] | None = None  # (model, images): what is run instead of encoding the images
     once: Callable[[Any, Inputs], Any] | None = None  # (model, a sample): what operations are counted of, if not encoding
 
@@ -78,7 +78,7 @@ class Task:
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
         """Print what the table of all tasks has no column for."""
 
-    def headlined(self, images: Inputs) -> Inputs:
+    def timed_inputs(self, images: Inputs) -> Inputs:
         """What of a batch the plan's time and its operations are told of."""
         return images
 
@@ -110,7 +110,7 @@ class Task:
         """The fingerprint of the weights that the records are made with."""
         return self.setup.loaded.fingerprint
 
-    def stored(self, plan: str, split: str) -> Stored | None:
+    def stored(self, plan: str, split: str) -> StoredPass | None:
         """The records of an earlier run that was the same, if they were kept: then that pass is left out for the plan."""
         return None
 

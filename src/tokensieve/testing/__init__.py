@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tokensieve.core import Question, Reduction, View
 from tokensieve.methods.registry import Method, describe, get_method
 from tokensieve.plan import Budget, make_step
-from tokensieve.rest import settle
+from tokensieve.rest import apply_rest
 from tokensieve.scoring import Attention
 
 
@@ -68,7 +68,7 @@ def decide(method: Method, view: View, keep: int, rest: str = "drop") -> Reducti
     if not view.place and known:
         view = replace(view, place=known[0])
     step = make_step(method, None, Budget.parse(str(keep)), {"rest": rest} if method.selects and rest != "drop" else {})
-    return settle(view, method.decide(view, keep, **step.arguments()), rest)
+    return apply_rest(view, method.decide(view, keep, **step.arguments()), rest)
 
 
 def fresh_part(method: Method, width: int, patches: int | None = None, seed: int = 0) -> nn.Module:
@@ -138,13 +138,13 @@ def _check_one(method: Method, view: View, keep: int, rest: str) -> None:
 
 
 def _check_sizes(method: Method, result: Reduction, view: View, what: str) -> None:
-    weight, sizes = result.as_weight(), result.carry_sizes(view.sizes)
+    weight, sizes = result.as_weight(), result.sizes_after(view.sizes)
     assert torch.isfinite(weight).all(), f"{what}: weights are not finite"
     torch.testing.assert_close(weight.sum(-1), torch.ones(weight.shape[:2]), msg=f"{what}: weights of a token do not add to 1")
     if result.weight is None or method.mixes:
         return
     assert sizes is not None and (sizes > 0).all(), f"{what}: a merge without sizes"
-    covered = (view.size() * (result.groups >= 0)).sum(-1)
+    covered = (view.sizes_or_ones() * (result.groups >= 0)).sum(-1)
     torch.testing.assert_close(sizes.sum(-1), covered, msg=f"{what}: sizes are not conserved")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 
-def _open_clip(**vision: Any) -> nn.Module:
+def open_clip_model(**vision: Any) -> nn.Module:
     from open_clip.model import CLIP
 
     tower = {"image_size": 32, "patch_size": 8, "layers": 3, "width": 32, "head_width": 16} | vision
@@ -18,7 +18,7 @@ def _text() -> dict[str, int]:
     return {"context_length": 8, "vocab_size": 64, "width": 16, "heads": 2, "layers": 1}
 
 
-def _open_clip_timm(trunk: nn.Module) -> nn.Module:
+def open_clip_timm_model(trunk: nn.Module) -> nn.Module:
     from open_clip.model import CustomTextCLIP
 
     vision = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 32}
@@ -28,19 +28,19 @@ def _open_clip_timm(trunk: nn.Module) -> nn.Module:
     return clip
 
 
-def _timm(**changes: Any) -> nn.Module:
+def timm_model(**changes: Any) -> nn.Module:
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(**(_timm_settings() | changes))
 
 
-def _distilled() -> nn.Module:
+def distilled_model() -> nn.Module:
     from timm.models.deit import VisionTransformerDistilled
 
     return VisionTransformerDistilled(**_timm_settings())
 
 
-def _eva(**changes: Any) -> nn.Module:
+def eva_model(**changes: Any) -> nn.Module:
     from timm.models.eva import Eva
 
     return Eva(**(_timm_settings() | {"use_rot_pos_emb": True} | changes))
@@ -50,7 +50,7 @@ def _timm_settings() -> dict[str, Any]:
     return {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 0}
 
 
-def _hf(name: str, **changes: Any) -> nn.Module:
+def hf_model(name: str, **changes: Any) -> nn.Module:
     import transformers
 
     settings = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 8, "image_size": 32}
@@ -61,5 +61,5 @@ def _hf(name: str, **changes: Any) -> nn.Module:
     return getattr(transformers, f"{name}Model")(config)
 
 
-def _map(**changes: Any) -> dict[str, Any]:
+def map_model(**changes: Any) -> dict[str, Any]:
     return {"class_token": False, "global_pool": "map"} | changes

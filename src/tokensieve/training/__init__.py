@@ -8,7 +8,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.config import check_outside, load
+from tokensieve.config import check_files, load
 from tokensieve.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(
             from tokensieve import search
 
             return search.run(path, output, quiet)
-        check_outside(path, config)
+        check_files(path, config)
     folder = Path(output) if output is not None else config.output
 
     import torch
@@ -101,8 +101,8 @@ def _train(
             files.write_json(folder / "result.json", evaluation)
         return export(learner, folder)
 
-    card = world.lead(write)
-    if world.leads and not quiet:
+    card = world.run_on_main(write)
+    if world.is_main and not quiet:
         for split, measured in card.get("accuracy", {}).items():
             print(split, *(f"{name} {value}" for name, value in measured.items()))
         print(f"weights, card and losses in {folder}")

@@ -69,12 +69,12 @@ def save_best(run: Path, step: int, state: Any, exports: StateDicts | None = Non
     return final
 
 
-def others(run: Path) -> list[Path]:
+def other_files(run: Path) -> list[Path]:
     """What lies where `save` and `save_best` write, beside the checkpoints of steps: state dicts, and the best."""
     return [path for path in (*run.glob(_file("*", "*")), run / BEST) if path.exists()]
 
 
-def mend(run: Path) -> None:
+def clean_up(run: Path) -> None:
     """Clear away what a kill left unfinished; bring back a folder whose replacement did not come."""
     for old in run.glob(f"{_REPLACED}*"):
         final = run / old.name.removeprefix(_REPLACED)
@@ -91,7 +91,7 @@ def mend(run: Path) -> None:
 
 def _prepare(run: Path, name: str) -> Path:
     run.mkdir(parents=True, exist_ok=True)
-    mend(run)
+    clean_up(run)
     return run / name
 
 

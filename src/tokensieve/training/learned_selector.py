@@ -27,7 +27,7 @@ from tokensieve.config import recipe
 from tokensieve.config.learned_selector import SelectorTraining
 from tokensieve.core import View
 from tokensieve.cutting.handle import Handle
-from tokensieve.cutting.placement import place
+from tokensieve.cutting.placement import place_plan
 from tokensieve.data import registry as data_registry
 from tokensieve.data.source import Broken, Source
 from tokensieve.device import find_device
@@ -96,7 +96,7 @@ def seen_in_full(model: nn.Module, images: Tensor, block: Block | None) -> tuple
         finally:
             hook.remove()
         (x, *given), named = caught[0]
-        args, kwargs = block.narrow(None, tuple(given), named)
+        args, kwargs = block.select_inputs(None, tuple(given), named)
         _, attention = block.attend(x, None, *args, **kwargs)
         heard = View(x[:, attention.prefix :], x[:, : attention.prefix], None, attention).coarse()
         return goal, heard / heard.sum(-1, keepdim=True)
@@ -125,7 +125,7 @@ class SelectorLearner:
             device=self.device,
         )
         self.model: nn.Module = self.loaded.model.requires_grad_(False)
-        self.scorer = Scorer(signature.width(open_tower(self.model))).to(self.device)
+        self.scorer = Scorer(signature.token_width(open_tower(self.model))).to(self.device)
         self.scorer.exploration = config.exploration
         self.plans = [Plan.parse(text) for text in config.plans]
         self.handles = [Handle(self.model, plan, config.seed, parts={METHOD: self.scorer}) for plan in self.plans]
@@ -189,7 +189,7 @@ class SelectorLearner:
     def _next_block(self, plan: Plan) -> Block | None:
         """The block after the plan's first cut; None where it is not to be imitated, or there is none."""
         tower = open_tower(self.model)
-        first = place(plan, tower, seed=0)[0]
+        first = place_plan(plan, tower, seed=0)[0]
         wanted = self.config.attention > 0 and first.step.method.name == METHOD
         return tower.blocks[first.layer] if wanted and first.layer < tower.depth else None
 
@@ -200,7 +200,7 @@ class SelectorLearner:
         for plan, handle, block in zip(self.plans, self.handles, self.nexts, strict=True):
             handle.samples = torch.arange(len(images))
             loss, _ = self._compare(handle, block, images)
-            met = zip(place(plan, tower, seed=0), handle.stages, strict=True)
+            met = zip(place_plan(plan, tower, seed=0), handle.stages, strict=True)
             for cut, (name, made) in met:
                 if cut.step.method.name != METHOD or has_slope(loss, made.scores):
                     continue
@@ -212,7 +212,9 @@ class SelectorLearner:
     def read(self, split: str, limit: int | None = None) -> Source:
         """A split of the data set, or the first images of it."""
         config = self.config
-        return data_registry.build(config.dataset, self.loaded.transform, root=config.dataset_root, split=split, limit=limit)
+        return data_registry.build_source(
+            config.dataset, self.loaded.transform, root=config.dataset_root, split=split, limit=limit
+        )
 
     def _classifier(self) -> tuple[float, Tensor | None]:
         """The model's temperature and one column a class (E, C); None where data or model know no classes."""

@@ -17,14 +17,14 @@ def read_ahead(batches: Dataset[Any], workers: int, each: int | None = None) -> 
         batches,
         batch_size=None,
         num_workers=workers,
-        worker_init_fn=deaf,
+        worker_init_fn=leave_process_group,
         generator=torch.Generator(),  # its own, so that workers do not move the ones a checkpoint holds
         prefetch_factor=each if workers else None,
     )
     return iter(loader)
 
 
-def deaf(_worker: int) -> None:
+def leave_process_group(_worker: int) -> None:
     """Ctrl-C and `timeout` reach the whole process group; only the loop answers to them, so a worker leaves the group.
 
     It does not ignore SIGTERM: after a crash that is how Python ends its children, and it waits until they are gone.

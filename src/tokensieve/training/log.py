@@ -27,10 +27,10 @@ class Log:
 
     def __init__(self, run: Path, start: int, steps: int, every: int, quiet: bool, leads: bool) -> None:
         self.folder, self.start, self.steps, self.every = run / FOLDER, start, steps, every
-        self.quiet, self.leads = quiet, leads
+        self.quiet, self.is_main = quiet, leads
 
     def __enter__(self) -> Log:
-        if not self.leads:
+        if not self.is_main:
             return self
         from torch.utils.tensorboard import SummaryWriter
 
@@ -43,7 +43,7 @@ class Log:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.leads:
+        if self.is_main:
             with self._room() if kind is None else suppress(OSError):  # what went wrong first is what is told
                 self.rows.close()
                 self.text.close()
@@ -51,25 +51,25 @@ class Log:
 
     def indices(self) -> tqdm[int]:
         """The indices of the steps, with a bar."""
-        hidden, todo = self.quiet or not self.leads, range(self.start, self.steps)
+        hidden, todo = self.quiet or not self.is_main, range(self.start, self.steps)
         self.bar = tqdm(todo, initial=self.start, total=self.steps, disable=hidden, unit="step", dynamic_ncols=True)
         return self.bar
 
     def losses(self, done: int, losses: Mapping[str, float]) -> None:
-        self.bar.set_postfix_str(told(losses), refresh=False)
-        if not self.leads or (done % self.every and done != self.steps):
+        self.bar.set_postfix_str(format_losses(losses), refresh=False)
+        if not self.is_main or (done % self.every and done != self.steps):
             return
         with self._room():
             self._row({"step": done - 1} | {name: round(loss, 6) for name, loss in losses.items()})
-            self._line(f"step {done}/{self.steps}  {told(losses, 5)}")
+            self._line(f"step {done}/{self.steps}  {format_losses(losses, 5)}")
             self._draw("train", done, losses)
 
     def evaluation(self, done: int, numbers: Mapping[str, Any]) -> None:
-        if not self.leads:
+        if not self.is_main:
             return
         width = max(map(len, numbers), default=0)
         with self._room():
-            self._row({"step": done - 1, "evaluation": provenance.sane(numbers)})
+            self._row({"step": done - 1, "evaluation": provenance.to_json_value(numbers)})
             rows = "".join(f"\n    {name:<{width}}  {_short(value)}" for name, value in numbers.items())
             self._line(f"evaluation after step {done}{rows}")
             self._draw("evaluation", done, numbers)
@@ -77,7 +77,7 @@ class Log:
 
     def say(self, text: str) -> None:
         """A line in training.log."""
-        if self.leads:
+        if self.is_main:
             with self._room():
                 self._line(text)
 
@@ -103,7 +103,7 @@ class Log:
             ) from error
 
 
-def told(losses: Mapping[str, float], digits: int = 3) -> str:
+def format_losses(losses: Mapping[str, float], digits: int = 3) -> str:
     return " ".join(f"{name} {loss:.{digits}f}" for name, loss in losses.items())
 
 
@@ -111,7 +111,7 @@ def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def cut(run: Path, step: int) -> None:
+def truncate_log(run: Path, step: int) -> None:
     """Leave in log.jsonl what was done before a step: the rest will be done again. A row torn by a kill goes too."""
     path = run / FOLDER / ROWS
     rows = path.read_text(encoding="utf-8").splitlines() if path.exists() else []

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from tokensieve import provenance
-from tokensieve.distributed import World
+from tokensieve.distributed import Processes
 from tokensieve.errors import NotFinite, UserError
 from tokensieve.training import checkpoint, random_state
-from tokensieve.training.log import Log, told
-from tokensieve.training.signals import _Signals
-from tokensieve.training.start import CHECKPOINTS, _find, processes
+from tokensieve.training.log import Log, format_losses
+from tokensieve.training.signals import Signals
+from tokensieve.training.start import CHECKPOINTS, find_checkpoint, processes
 
 Report = Callable[[int, Mapping[str, float]], None]  # the steps done and the numbers of an evaluation
 
@@ -34,7 +34,7 @@ class Learner(Protocol):
 
         exports() -> dict[str, dict[str, Tensor]]    plain state dicts to write, by the first part of the file's name
         evaluate(done) -> dict[str, float] | None    numbers on the validation split, never on a test split
-        better: tuple[str, "max" | "min"]            which of these numbers makes a step the best; of a learner that has no
+        monitor: tuple[str, "max" | "min"]            which of these numbers makes a step the best; of a learner that has no
                                                      `evaluate`: which loss, as its mean between two checkpoints
         accelerator: accelerate.Accelerator          if it can run in several processes: all of them call everything, with the
                                                      same names of losses; mixed precision and accumulation are within `step`
@@ -70,7 +70,7 @@ def train(
     progress = _Progress(learner, run, processes(learner))
     start = progress.begin(resume, quiet)
     evaluates = hasattr(learner, "evaluate")
-    with _Signals(progress.world) as signals, Log(run, start, steps, log_every, quiet, progress.world.leads) as log:
+    with Signals(progress.world) as signals, Log(run, start, steps, log_every, quiet, progress.world.is_main) as log:
         progress.log = log
         log.say(f"resumed after step {start} from {progress.saved}" if start else f"begun, {steps} steps to do")
         for index in log.indices():
@@ -81,7 +81,7 @@ def train(
                 progress.evaluate(report)
             if due and not evaluates:
                 progress.judge_by_loss()
-            stop = max(progress.world.everyone(signals.caught))
+            stop = max(progress.world.all_gather(signals.caught))
             if due or stop:
                 progress.save()
             if stop:
@@ -96,17 +96,17 @@ class _Progress:
 
     log: Log
 
-    def __init__(self, learner: Any, run: Path, world: World) -> None:
+    def __init__(self, learner: Any, run: Path, world: Processes) -> None:
         self.learner, self.run, self.world = learner, run, world
         self.done = 0
         self.saved: Path | None = None
         self.best: float | None = None
-        self.recent: list[float] = []  # the loss that `better` names, since it was last judged
+        self.recent: list[float] = []  # the loss that `monitor` names, since it was last judged
         self.evaluation: dict[str, float] | None = None
 
     def begin(self, resume: bool, quiet: bool) -> int:
         """Restore the newest good checkpoint, if that is wanted and there is one. Returns the step to begin with."""
-        found: checkpoint.Checkpoint | None = self.world.lead(lambda: _find(self.run, resume))
+        found: checkpoint.Checkpoint | None = self.world.run_on_main(lambda: find_checkpoint(self.run, resume))
         if found is None:
             return 0
         generators = found.state["generators"]
@@ -122,7 +122,7 @@ class _Progress:
         self.done, self.saved = found.step, found.folder
         for name, value in found.state.get("progress", {}).items():
             setattr(self, name, value)
-        if not quiet and self.world.leads:
+        if not quiet and self.world.is_main:
             print(f"resumed after step {found.step} from {found.folder}", file=sys.stderr)
         return found.step
 
@@ -130,32 +130,32 @@ class _Progress:
         """One step, and its losses: their means over the processes."""
         with self._finite(index):
             losses = self.learner.step(index)
-        told_by = self.world.everyone(losses)
+        told_by = self.world.all_gather(losses)
         for rank, losses in enumerate(told_by):
             if not all(math.isfinite(loss) for loss in losses.values()):
                 where = f" in process {rank}" if self.world.size > 1 else ""
-                self.fail(f"step {index}: a loss is not finite{where} ({told(losses)}); {self._advice()}")
+                self.fail(f"step {index}: a loss is not finite{where} ({format_losses(losses)}); {self._advice()}")
         losses = {name: sum(one[name] for one in told_by) / len(told_by) for name in told_by[0]}
         self.done = index + 1
         self.log.losses(self.done, losses)
-        if hasattr(self.learner, "better") and not hasattr(self.learner, "evaluate"):
-            self.recent.append(losses[self.learner.better[0]])
+        if hasattr(self.learner, "monitor") and not hasattr(self.learner, "evaluate"):
+            self.recent.append(losses[self.learner.monitor[0]])
 
     def evaluate(self, report: Report | None) -> None:
         """Measure, keep it if it is the best, tell. The generators are afterwards as they were."""
         generators = random_state.generators()
         with self._finite(self.done):
             measured = self.learner.evaluate(self.done)
-        numbers = provenance.sane(self.world.share(measured))
+        numbers = provenance.to_json_value(self.world.broadcast(measured))
         random_state.restore_generators(generators)
         if numbers is None:
             return
         self.evaluation = numbers
         self.log.evaluation(self.done, numbers)
-        if hasattr(self.learner, "better"):
-            self.judge(numbers[self.learner.better[0]])
+        if hasattr(self.learner, "monitor"):
+            self.judge(numbers[self.learner.monitor[0]])
         if report is not None:
-            self.world.lead(lambda: report(self.done, numbers))
+            self.world.run_on_main(lambda: report(self.done, numbers))
 
     def judge_by_loss(self) -> None:
         """Without an evaluation: the mean of a loss since the last time decides."""
@@ -165,7 +165,7 @@ class _Progress:
 
     def judge(self, value: float | None) -> None:
         """Keep this step if it is better than all before."""
-        name, direction = self.learner.better
+        name, direction = self.learner.monitor
         if value is None or (self.best is not None and (value <= self.best if direction == "max" else value >= self.best)):
             return
         self.best = value
@@ -179,7 +179,7 @@ class _Progress:
         exports = self.learner.exports() if hasattr(self.learner, "exports") else None
         state = {
             "learner": self.learner.state(),
-            "generators": self.world.everyone(random_state.generators()),
+            "generators": self.world.all_gather(random_state.generators()),
             "progress": {"best": self.best, "recent": self.recent, "evaluation": self.evaluation},
         }
 
@@ -195,12 +195,12 @@ class _Progress:
             except FloatingPointError as error:
                 raise UserError(f"{error}; the last good one is {self.saved}; try a lower learning rate") from error
 
-        return self.world.lead(write)
+        return self.world.run_on_main(write)
 
     def tell(self, text: str) -> None:
         """In training.log and on stderr."""
         self.log.say(text)
-        if self.world.leads:
+        if self.world.is_main:
             print(text, file=sys.stderr)
 
     @contextmanager

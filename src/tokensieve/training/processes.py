@@ -48,7 +48,7 @@ def average(values: Sequence[Tensor], processes: int) -> None:
     import torch.distributed as dist
 
     flat = torch.cat([value.flatten() for value in values])
-    with distributed.together():
+    with distributed.translate_gloo_errors():
         dist.all_reduce(flat)
     flat /= processes
     for value, mean in zip(values, flat.split([value.numel() for value in values]), strict=True):

@@ -9,16 +9,16 @@ import time
 from types import FrameType
 from typing import Any
 
-from tokensieve.distributed import World
+from tokensieve.distributed import Processes
 
 
-class _Signals:
+class Signals:
     """Notes the first Ctrl-C or SIGTERM, so that the step in hand is finished and saved; a second one exits at once.
 
     A launcher and a cluster may both pass on what was one signal, so with several processes a second one counts after a while.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Processes) -> None:
         self.caught = 0
         self._when = 0.0
         self._patience = 2.0 if world.size > 1 else 0.0
@@ -30,7 +30,7 @@ class _Signals:
         elif time.monotonic() - self._when >= self._patience:
             os._exit(128 + number)
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():  # only there can signals be taken
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)

@@ -89,13 +89,13 @@ def test_half_precision_weights_become_float32(tmp_path):
 
 
 def test_defaults_are_never_those_of_the_embedded_model():
-    assert loading.pairs(["a", "b"], None, None, "hf") == [("a", ""), ("b", "")]
-    assert loading.pairs(["a"], ["x", "y"], None, "timm") == [("a", "x"), ("a", "y")]
+    assert loading.model_pairs(["a", "b"], None, None, "hf") == [("a", ""), ("b", "")]
+    assert loading.model_pairs(["a"], ["x", "y"], None, "timm") == [("a", "x"), ("a", "y")]
     for kind, example in (("hf", "openai/clip-vit-base-patch16"), ("timm", "vit_base_patch16_224")):
         with pytest.raises(UserError, match=f"--model_type {kind} needs --model, for example --model {example}"):
-            loading.pairs(None, None, None, kind)
+            loading.model_pairs(None, None, None, kind)
         with pytest.raises(UserError, match="--pretrained_model names open_clip models"):
-            loading.pairs(None, None, ["ViT-B-32,openai"], kind)
+            loading.model_pairs(None, None, ["ViT-B-32,openai"], kind)
 
 
 def test_folders_that_cannot_be_loaded(folders, tmp_path):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 VERSION = 1  # of the drawing: to be raised whenever a picture changes
-_Point = tuple[float, float]
-_COLOURS: dict[str, tuple[float, float, float]] = {
+Point = tuple[float, float]
+CLOTH_COLOURS: dict[str, tuple[float, float, float]] = {
     "black": (0.08, 0.08, 0.09),
     "grey": (0.45, 0.46, 0.48),
     "white": (0.90, 0.90, 0.88),
@@ -57,7 +57,7 @@ class Cloth:
     second: np.ndarray  # (3,)
     pattern: str
     period: float  # of the pattern, as a share of the body's height
-    near: _Point  # of colour and second: dyes differ in infrared whatever their colour
+    near: Point  # of colour and second: dyes differ in infrared whatever their colour
     warmth: float  # 0 is as cold as the air, 1 as warm as skin
 
 
@@ -88,13 +88,14 @@ class Person:
 
 
 def _cloth(
-    rng: np.random.Generator, names: tuple[str, ...], patterns: tuple[str, ...] = ("plain",), warmth: _Point = (0, 1)
+    rng: np.random.Generator, names: tuple[str, ...], patterns: tuple[str, ...] = ("plain",), warmth: Point = (0, 1)
 ) -> Cloth:
     first = names[int(rng.integers(len(names)))]
-    other = [name for name in _COLOURS if name != first]
+    other = [name for name in CLOTH_COLOURS if name != first]
     second = other[int(rng.integers(len(other)))]
     colour, contrast = (
-        np.clip(np.array(_COLOURS[name]) * rng.uniform(0.9, 1.1) + rng.normal(0, 0.015, 3), 0, 1) for name in (first, second)
+        np.clip(np.array(CLOTH_COLOURS[name]) * rng.uniform(0.9, 1.1) + rng.normal(0, 0.015, 3), 0, 1)
+        for name in (first, second)
     )
     near = float(rng.uniform(0.12, 0.92))
     same = bool(rng.random() < 0.4)  # a print that near infrared does not see
@@ -108,36 +109,36 @@ def _cloth(
     )
 
 
-def _pick(rng: np.random.Generator, options: tuple[Any, ...]) -> Any:
+def pick(rng: np.random.Generator, options: tuple[Any, ...]) -> Any:
     return options[int(rng.integers(len(options)))]
 
 
-def _random_person(rng: np.random.Generator) -> Person:
+def random_person(rng: np.random.Generator) -> Person:
     return Person(
         height=float(rng.uniform(0.9, 1.08)),
         build=float(rng.uniform(0.86, 1.22)),
         shoulders=float(rng.uniform(0.9, 1.12)),
         legs=float(rng.uniform(0.45, 0.53)),
         head=float(rng.uniform(0.9, 1.15)),
-        skin=np.array(_pick(rng, _SKINS)),
-        hair=np.array(_pick(rng, _HAIRS)),
-        hair_style=_pick(rng, ("short", "short", "long", "long", "bald", "cap", "hood")),
+        skin=np.array(pick(rng, _SKINS)),
+        hair=np.array(pick(rng, _HAIRS)),
+        hair_style=pick(rng, ("short", "short", "long", "long", "bald", "cap", "hood")),
         upper=_cloth(rng, _UPPER, ("plain", "plain", "plain", *PATTERNS), (0.1, 0.8)),
-        hem=float(_pick(rng, (0.0, 0.0, 0.03, 0.06, 0.14, 0.22))),
-        sleeves=_pick(rng, ("long", "long", "short")),
+        hem=float(pick(rng, (0.0, 0.0, 0.03, 0.06, 0.14, 0.22))),
+        sleeves=pick(rng, ("long", "long", "short")),
         lower=_cloth(rng, _LOWER, ("plain", "plain", "plain", "plain", "bars", "checks"), (0.1, 0.8)),
-        lower_kind=_pick(rng, ("trousers", "trousers", "trousers", "shorts", "skirt")),
+        lower_kind=pick(rng, ("trousers", "trousers", "trousers", "shorts", "skirt")),
         skirt=float(rng.uniform(0.16, 0.34)),
         shoes=_cloth(rng, _SHOES, warmth=(0.0, 0.9)),
         hat=_cloth(rng, _HATS, warmth=(0.1, 0.6)),
-        bag_kind=_pick(rng, ("none", "none", "backpack", "handbag")),
+        bag_kind=pick(rng, ("none", "none", "backpack", "handbag")),
         bag=_cloth(rng, _BAGS, warmth=(-0.2, 0.1)),
-        bag_hand=int(_pick(rng, (-1, 1))),
+        bag_hand=int(pick(rng, (-1, 1))),
         spot=(
             float(rng.uniform(-0.06, 0.06)),
             float(rng.uniform(0.22, 0.62)),
             float(rng.uniform(0.022, 0.05)),
-            float(_pick(rng, (-0.1, 1.25))),
+            float(pick(rng, (-0.1, 1.25))),
         ),
     )
 
@@ -145,4 +146,4 @@ def _random_person(rng: np.random.Generator) -> Person:
 @cache
 def person(pid: int) -> Person:
     """The person of a pid, the same on every machine."""
-    return _random_person(np.random.default_rng([VERSION, 0, pid]))
+    return random_person(np.random.default_rng([VERSION, 0, pid]))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokensieve.embedded.people.attributes import Cloth, Person, _Point
-from tokensieve.embedded.people.canvas import _AIR, _LIGHT, _ONLY_HEAT, _SKIN_HEAT, _Canvas, _Fill, _pattern, _values
+from tokensieve.embedded.people.attributes import Cloth, Person, Point
+from tokensieve.embedded.people.canvas import AIR_HEAT, LIGHT, ONLY_HEAT, SKIN_HEAT, Canvas, Fill, channel_values, draw_pattern
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Pose:
 _STRETCH = 1.22  # boxes of people are 1:2, which shows them wider than they are
 
 
-class _Body:
+class Body:
     """Paints a person in a pose. Body coordinates: u across, v from 0 (crown) to 1 (soles), shares of the body's height."""
 
-    def __init__(self, canvas: _Canvas, who: Person, pose: Pose, mask: float) -> None:
+    def __init__(self, canvas: Canvas, who: Person, pose: Pose, mask: float) -> None:
         self.canvas, self.who, self.pose, self.mask = canvas, who, pose, mask
         self.side = pose.view in ("left", "right")
         self.turn = -1.0 if pose.view in ("left", "back") else 1.0  # what is at the person's left changes sides
         self.size = pose.size * who.height
 
-    def at(self, u: float, v: float) -> _Point:
+    def at(self, u: float, v: float) -> Point:
         u = u * self.turn
         return (
             self.pose.centre + self.size * _STRETCH * (u + self.pose.lean * (v - 0.5)),
@@ -45,24 +45,24 @@ class _Body:
     def length(self, share: float) -> float:
         return share * self.size * (1 + _STRETCH) / 2
 
-    def cloth(self, cloth: Cloth, shade: float = 1.0) -> np.ndarray | _Fill:
-        heat = _AIR + (_SKIN_HEAT - _AIR) * cloth.warmth
-        first = _values(cloth.colour * shade, cloth.near[0] * shade, heat, self.mask)
+    def cloth(self, cloth: Cloth, shade: float = 1.0) -> np.ndarray | Fill:
+        heat = AIR_HEAT + (SKIN_HEAT - AIR_HEAT) * cloth.warmth
+        first = channel_values(cloth.colour * shade, cloth.near[0] * shade, heat, self.mask)
         if cloth.pattern == "plain" or (cloth.pattern == "logo" and self.pose.view == "back"):
             return first
-        step = _values(cloth.second * shade, cloth.near[1] * shade, heat, self.mask) - first
+        step = channel_values(cloth.second * shade, cloth.near[1] * shade, heat, self.mask) - first
 
         def fill(x: np.ndarray, y: np.ndarray) -> np.ndarray:
             v = (y - self.pose.feet) / self.size + 1
             u = (x - self.pose.centre) / (self.size * _STRETCH) - self.pose.lean * (v - 0.5)
-            return first[:, None, None] + step[:, None, None] * _pattern(cloth, u * self.turn, v)
+            return first[:, None, None] + step[:, None, None] * draw_pattern(cloth, u * self.turn, v)
 
         return fill
 
     def bare(self, shade: float = 1.0) -> np.ndarray:
-        return _values(self.who.skin * shade, 0.72 * shade, _SKIN_HEAT, self.mask)
+        return channel_values(self.who.skin * shade, 0.72 * shade, SKIN_HEAT, self.mask)
 
-    def limb(self, points: list[_Point], radii: list[float], covered: float, cover: Cloth, shade: float) -> None:
+    def limb(self, points: list[Point], radii: list[float], covered: float, cover: Cloth, shade: float) -> None:
         """Two bones from joint to joint, the first `covered` of them (0..2) under cloth, the rest bare."""
         bones = list(zip(points, points[1:], radii, radii[1:], strict=False))
         for bone, (a, b, start, end) in reversed(list(enumerate(bones))):
@@ -120,7 +120,7 @@ class _Body:
             self.rectangle(u - 0.055, v + 0.06, u + 0.055, v + 0.15, self.cloth(who.bag))
 
     def rectangle(
-        self, left: float, top: float, right: float, bottom: float, fill: np.ndarray | _Fill, grow: float = 0.8
+        self, left: float, top: float, right: float, bottom: float, fill: np.ndarray | Fill, grow: float = 0.8
     ) -> None:
         self.trapezoid(top, left, right, bottom, left, right, fill, grow)
 
@@ -132,7 +132,7 @@ class _Body:
         bottom: float,
         low_left: float,
         low_right: float,
-        fill: np.ndarray | _Fill,
+        fill: np.ndarray | Fill,
         grow: float = 0.8,
     ) -> None:
         points = [self.at(left, top), self.at(right, top), self.at(low_right, bottom), self.at(low_left, bottom)]
@@ -165,7 +165,7 @@ class _Body:
         u, v, radius, heat = who.spot
         spot = np.array([heat], dtype=np.float32)
         size = self.length(radius)
-        self.canvas.ellipse(self.at(u * (0.6 if self.side else 1), v), (size, size), spot, _ONLY_HEAT, soft=3.0)
+        self.canvas.ellipse(self.at(u * (0.6 if self.side else 1), v), (size, size), spot, ONLY_HEAT, soft=3.0)
 
     def backpack(self) -> None:
         fill = self.cloth(self.who.bag)
@@ -180,7 +180,7 @@ class _Body:
             self.rectangle(-0.17, top, -0.06, bottom, fill, grow=1.5)
 
     def hair(self) -> np.ndarray:
-        return _values(self.who.hair, 0.25 + 0.5 * float(self.who.hair.mean()), 0.62, self.mask)
+        return channel_values(self.who.hair, 0.25 + 0.5 * float(self.who.hair.mean()), 0.62, self.mask)
 
     def long_hair(self) -> None:
         if self.who.hair_style == "long":
@@ -219,7 +219,7 @@ class _Body:
             else:
                 for eye in (-0.36, 0.36):
                     dark = np.array([0.1, 0.08, 0.08, 0.3], dtype=np.float32)
-                    self.canvas.ellipse(self.at(eye * radius, radius * 1.0), (0.9, 0.7), dark, _LIGHT)
+                    self.canvas.ellipse(self.at(eye * radius, radius * 1.0), (0.9, 0.7), dark, LIGHT)
         if who.hair_style == "cap":
             fill = self.cloth(who.hat)
             self.canvas.ellipse(self.at(u, radius * 0.5), (wide * 1.1, high * 0.62), fill)

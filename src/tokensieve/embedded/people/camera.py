@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokensieve.embedded.people.attributes import VERSION, VIEWS, _pick, _Point, _random_person, person
-from tokensieve.embedded.people.backgrounds import _any_colour, _car_park, _hall, _park, _street, _stuff, _texture
-from tokensieve.embedded.people.body import Pose, _Body
-from tokensieve.embedded.people.canvas import _ACROSS, _DOWN, _HEAT, _LIGHT, _MASK, _NEAR, HEIGHT, WIDTH, _Canvas
+from tokensieve.embedded.people.attributes import VERSION, VIEWS, Point, person, pick, random_person
+from tokensieve.embedded.people.backgrounds import any_colour, car_park, hall, park, street, stuff, texture
+from tokensieve.embedded.people.body import Body, Pose
+from tokensieve.embedded.people.canvas import ACROSS, DOWN, HEAT, HEIGHT, LIGHT, MASK, NEAR, WIDTH, Canvas
 
 
 @dataclass(frozen=True)
 class Camera:
     """What a camera does to all it sees."""
 
-    background: Callable[[np.random.Generator, _Canvas], None]
+    background: Callable[[np.random.Generator, Canvas], None]
     cast: tuple[float, float, float]  # gain of red, green, blue
     contrast: float
     blur: float  # share of a pixel's light that goes to each neighbour
-    size: _Point  # height of an average person, from and to, in pixels
+    size: Point  # height of an average person, from and to, in pixels
     lean: float
     near_gain: float
     heat_gain: float
@@ -30,10 +30,10 @@ class Camera:
 
 
 CAMERA: tuple[Camera, ...] = (
-    Camera(_street, (1.06, 1.0, 0.92), 1.05, 0.06, (96, 110), 0.03, 1.0, 1.0, ((0, 0), (0, 0))),
-    Camera(_park, (0.92, 1.02, 1.0), 0.85, 0.16, (88, 102), -0.05, 0.85, 0.9, ((0, 1), (0, 0))),
-    Camera(_car_park, (0.88, 0.96, 1.14), 1.15, 0.1, (92, 108), 0.06, 1.1, 1.1, ((0, 0), (1, 0))),
-    Camera(_hall, (1.14, 1.0, 0.8), 0.95, 0.2, (100, 114), -0.02, 0.95, 0.85, ((0, 0), (0, -1))),
+    Camera(street, (1.06, 1.0, 0.92), 1.05, 0.06, (96, 110), 0.03, 1.0, 1.0, ((0, 0), (0, 0))),
+    Camera(park, (0.92, 1.02, 1.0), 0.85, 0.16, (88, 102), -0.05, 0.85, 0.9, ((0, 1), (0, 0))),
+    Camera(car_park, (0.88, 0.96, 1.14), 1.15, 0.1, (92, 108), 0.06, 1.1, 1.1, ((0, 0), (1, 0))),
+    Camera(hall, (1.14, 1.0, 0.8), 0.95, 0.2, (100, 114), -0.02, 0.95, 0.85, ((0, 0), (0, -1))),
 )
 RGB_BAD, NI_BAD, TI_BAD = 0.30, 0.15, 0.20  # share of the shots in which a modality shows (nearly) nothing
 
@@ -72,7 +72,7 @@ def _light(rng: np.random.Generator) -> Light:
 
 def _pose(rng: np.random.Generator, camera: Camera) -> Pose:
     return Pose(
-        view=_pick(rng, VIEWS),
+        view=pick(rng, VIEWS),
         phase=float(rng.uniform(0, 2 * math.pi)),
         size=float(rng.uniform(*camera.size)),
         centre=WIDTH / 2 + float(np.clip(rng.normal(0, 4), -8, 8)),
@@ -84,25 +84,25 @@ def _pose(rng: np.random.Generator, camera: Camera) -> Pose:
 _MOST_HIDDEN = 0.25  # share of the person that others may hide
 
 
-def _hide(rng: np.random.Generator, canvas: _Canvas, camera: Camera, pose: Pose) -> None:
+def _hide(rng: np.random.Generator, canvas: Canvas, camera: Camera, pose: Pose) -> None:
     """A pole, a box or a passer-by before the person, taken back where it would hide more than a quarter."""
     before = canvas.pixels.copy()
-    kind = _pick(rng, ("pole", "box", "passer-by"))
-    side = _pick(rng, (-1, 1))
+    kind = pick(rng, ("pole", "box", "passer-by"))
+    side = pick(rng, (-1, 1))
     if kind == "pole":
         x, wide = pose.centre + rng.uniform(-16, 16), rng.uniform(2, 3.2)
-        fill = _stuff(rng, (0.4, 0.4, 0.42), 0.12, (0.1, 0.8), (0.1, 0.6))
+        fill = stuff(rng, (0.4, 0.4, 0.42), 0.12, (0.1, 0.8), (0.1, 0.6))
         canvas.capsule((x, -6), (x + rng.uniform(-3, 3), HEIGHT + 6), wide, wide, fill)
     elif kind == "box":
         x, top = pose.centre + side * rng.uniform(4, 18), rng.uniform(88, 104)
-        fill = _stuff(rng, _any_colour(rng), 0.06, (0.1, 0.9), (0.1, 0.7))
+        fill = stuff(rng, any_colour(rng), 0.06, (0.1, 0.9), (0.1, 0.7))
         canvas.box(x - 16, top, x + 16, HEIGHT + 4, fill, grow=1)
     else:
         other = Pose(
-            _pick(rng, VIEWS), rng.uniform(0, 6), rng.uniform(*camera.size), pose.centre + side * rng.uniform(23, 32), 130, 0
+            pick(rng, VIEWS), rng.uniform(0, 6), rng.uniform(*camera.size), pose.centre + side * rng.uniform(23, 32), 130, 0
         )
-        _Body(canvas, _random_person(rng), other, 0.0).draw()
-    if canvas.pixels[_MASK].sum() < (1 - _MOST_HIDDEN) * before[_MASK].sum():
+        Body(canvas, random_person(rng), other, 0.0).draw()
+    if canvas.pixels[MASK].sum() < (1 - _MOST_HIDDEN) * before[MASK].sum():
         canvas.pixels = before
 
 
@@ -134,7 +134,7 @@ def _bytes(values: np.ndarray) -> np.ndarray:
 def _glare(rng: np.random.Generator) -> np.ndarray:
     """Light that floods a picture, most around one place: (HEIGHT, WIDTH), 0..1."""
     x, y = rng.uniform(10, WIDTH - 10), rng.uniform(15, HEIGHT - 30)
-    return np.exp(-((_ACROSS - x) ** 2 + (_DOWN - y) ** 2 * 0.4) / (2 * 42.0**2))
+    return np.exp(-((ACROSS - x) ** 2 + (DOWN - y) ** 2 * 0.4) / (2 * 42.0**2))
 
 
 def draw(pid: int, camera: int, shot: int) -> Drawing:
@@ -143,28 +143,26 @@ def draw(pid: int, camera: int, shot: int) -> Drawing:
     rng = np.random.default_rng([VERSION, 1, pid, camera, shot])
     light, pose = _light(rng), _pose(rng, eye)
 
-    canvas = _Canvas()
+    canvas = Canvas()
     eye.background(rng, canvas)
     if rng.random() < 0.25:  # somebody behind
-        other = Pose(
-            _pick(rng, VIEWS), rng.uniform(0, 6), rng.uniform(70, 100), rng.uniform(0, WIDTH), rng.uniform(100, 118), 0
-        )
-        _Body(canvas, _random_person(rng), other, 0.0).draw()
+        other = Pose(pick(rng, VIEWS), rng.uniform(0, 6), rng.uniform(70, 100), rng.uniform(0, WIDTH), rng.uniform(100, 118), 0)
+        Body(canvas, random_person(rng), other, 0.0).draw()
     pixels = canvas.pixels
-    grain = _texture(rng, 1) * 0.05 + _texture(rng, 0) * 0.05
+    grain = texture(rng, 1) * 0.05 + texture(rng, 0) * 0.05
     pixels[:4] *= 1 + grain
-    pixels[_HEAT] += _texture(rng, 0) * 0.04
+    pixels[HEAT] += texture(rng, 0) * 0.04
     shadow = np.array([0.12, 0.12, 0.12, 0.1], dtype=np.float32)
-    canvas.ellipse((pose.centre, pose.feet - 1), (18, 3), shadow, _LIGHT, soft=4.0)
+    canvas.ellipse((pose.centre, pose.feet - 1), (18, 3), shadow, LIGHT, soft=4.0)
 
-    _Body(canvas, person(pid), pose, 1.0).draw()
-    whole = canvas.pixels[_MASK].copy()
+    Body(canvas, person(pid), pose, 1.0).draw()
+    whole = canvas.pixels[MASK].copy()
     if rng.random() < 0.35:
         _hide(rng, canvas, eye, pose)
-    visible = canvas.pixels[_MASK].copy()
+    visible = canvas.pixels[MASK].copy()
 
     pixels = canvas.pixels[:5]
-    pixels[:4] *= 1 + _texture(rng, 0) * 0.05 + (_ACROSS / WIDTH - 0.5) * float(rng.normal(0, 0.25))  # light from one side
+    pixels[:4] *= 1 + texture(rng, 0) * 0.05 + (ACROSS / WIDTH - 0.5) * float(rng.normal(0, 0.25))  # light from one side
     pixels = _blurred(pixels, eye.blur)
     noise = rng.standard_normal(pixels.shape, dtype=np.float32)
 
@@ -179,16 +177,16 @@ def draw(pid: int, camera: int, shot: int) -> Drawing:
     else:
         colour = colour + noise[:3] * 0.015
 
-    near = (pixels[_NEAR] - 0.5) * eye.near_gain * rng.uniform(0.8, 1.1) + 0.48 + rng.normal(0, 0.04)
+    near = (pixels[NEAR] - 0.5) * eye.near_gain * rng.uniform(0.8, 1.1) + 0.48 + rng.normal(0, 0.04)
     if light.near == "flash":
         veil = 0.82 + 0.16 * _glare(rng)
         near = near * (1 - veil) + veil
-    near = near + noise[_NEAR] * 0.025
+    near = near + noise[NEAR] * 0.025
 
-    heat = _blurred(pixels[_HEAT], 0.25)
+    heat = _blurred(pixels[HEAT], 0.25)
     if light.heat == "hot day":  # everything is as warm as a body
-        heat = 0.62 + (heat - 0.5) * rng.uniform(0.06, 0.12) + _blurred(_texture(rng, 1), 0.2) * 0.03
-    heat = (heat - 0.5) * eye.heat_gain * rng.uniform(0.8, 1.1) + 0.48 + rng.normal(0, 0.04) + noise[_HEAT] * 0.015
+        heat = 0.62 + (heat - 0.5) * rng.uniform(0.06, 0.12) + _blurred(texture(rng, 1), 0.2) * 0.03
+    heat = (heat - 0.5) * eye.heat_gain * rng.uniform(0.8, 1.1) + 0.48 + rng.normal(0, 0.04) + noise[HEAT] * 0.015
 
     near_shift, heat_shift = eye.shift
     images = {

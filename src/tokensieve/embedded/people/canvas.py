@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tokensieve.embedded.people.attributes import Cloth, _Point
+from tokensieve.embedded.people.attributes import Cloth, Point
 
 HEIGHT, WIDTH = 128, 64  # of every picture, in pixels
-_RED, _GREEN, _BLUE, _NEAR, _HEAT, _MASK = range(6)  # what a canvas holds for each pixel
-_EVERYTHING, _LIGHT, _ONLY_HEAT = slice(0, 6), slice(0, 4), slice(_HEAT, _HEAT + 1)
-_ACROSS = np.arange(WIDTH, dtype=np.float32) + 0.5
-_DOWN = np.arange(HEIGHT, dtype=np.float32)[:, None] + 0.5
-_Fill = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (x (w,), y (h, 1)) -> (channels, h, w)
+_RED, _GREEN, _BLUE, NEAR, HEAT, MASK = range(6)  # what a canvas holds for each pixel
+_EVERYTHING, LIGHT, ONLY_HEAT = slice(0, 6), slice(0, 4), slice(HEAT, HEAT + 1)
+ACROSS = np.arange(WIDTH, dtype=np.float32) + 0.5
+DOWN = np.arange(HEIGHT, dtype=np.float32)[:, None] + 0.5
+Fill = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (x (w,), y (h, 1)) -> (channels, h, w)
 
 
-class _Canvas:
+class Canvas:
     """Red, green, blue, near infrared, heat and the share of each pixel that shows the person: (6, HEIGHT, WIDTH)."""
 
     def __init__(self) -> None:
@@ -26,8 +26,8 @@ class _Canvas:
     def _paint(
         self,
         box: tuple[float, float, float, float],
-        distance: _Fill,
-        fill: np.ndarray | _Fill,
+        distance: Fill,
+        fill: np.ndarray | Fill,
         channels: slice,
         soft: float = 1.0,
     ) -> None:
@@ -36,7 +36,7 @@ class _Canvas:
         right, bottom = min(WIDTH, int(box[2]) + 2), min(HEIGHT, int(box[3]) + 2)
         if left >= right or top >= bottom:
             return
-        x, y = _ACROSS[left:right], _DOWN[top:bottom]
+        x, y = ACROSS[left:right], DOWN[top:bottom]
         alpha = distance(x, y)
         alpha *= -1 / soft
         alpha += 0.5
@@ -45,7 +45,7 @@ class _Canvas:
         there = self.pixels[channels, top:bottom, left:right]
         there += alpha * (values - there)
 
-    def polygon(self, points: list[_Point], fill: np.ndarray | _Fill, channels: slice = _EVERYTHING, grow: float = 0.0) -> None:
+    def polygon(self, points: list[Point], fill: np.ndarray | Fill, channels: slice = _EVERYTHING, grow: float = 0.0) -> None:
         """A convex polygon, its corners in clockwise order as seen on the screen; `grow` pixels of rounded border more."""
         planes = []
         for (x0, y0), (x1, y1) in zip(points, points[1:] + points[:1], strict=True):
@@ -63,7 +63,7 @@ class _Canvas:
         self._paint((min(xs) - grow, min(ys) - grow, max(xs) + grow, max(ys) + grow), distance, fill, channels)
 
     def capsule(
-        self, a: _Point, b: _Point, radius: float, end: float, fill: np.ndarray | _Fill, channels: slice = _EVERYTHING
+        self, a: Point, b: Point, radius: float, end: float, fill: np.ndarray | Fill, channels: slice = _EVERYTHING
     ) -> None:
         """A limb from a to b, whose radius goes from one value to another."""
         dx, dy = b[0] - a[0], b[1] - a[1]
@@ -81,9 +81,9 @@ class _Canvas:
 
     def ellipse(
         self,
-        centre: _Point,
-        half: _Point,
-        fill: np.ndarray | _Fill,
+        centre: Point,
+        half: Point,
+        fill: np.ndarray | Fill,
         channels: slice = _EVERYTHING,
         soft: float = 1.0,
     ) -> None:
@@ -101,7 +101,7 @@ class _Canvas:
         )
         self._paint(box, distance, fill, channels, soft)
 
-    def box(self, left: float, top: float, right: float, bottom: float, fill: np.ndarray | _Fill, grow: float = 0.0) -> None:
+    def box(self, left: float, top: float, right: float, bottom: float, fill: np.ndarray | Fill, grow: float = 0.0) -> None:
         def distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
             across = np.maximum(left - x, x - right)
             return np.maximum(across, np.maximum(top - y, y - bottom)) - grow
@@ -109,14 +109,14 @@ class _Canvas:
         self._paint((left - grow, top - grow, right + grow, bottom + grow), distance, fill, _EVERYTHING)
 
 
-def _values(colour: np.ndarray, near: float, heat: float, mask: float) -> np.ndarray:
+def channel_values(colour: np.ndarray, near: float, heat: float, mask: float) -> np.ndarray:
     return np.array([*colour, near, heat, mask], dtype=np.float32)
 
 
-_AIR, _SKIN_HEAT = 0.3, 0.95  # heat of cold cloth and of bare skin
+AIR_HEAT, SKIN_HEAT = 0.3, 0.95  # heat of cold cloth and of bare skin
 
 
-def _pattern(cloth: Cloth, u: np.ndarray, v: np.ndarray) -> np.ndarray | float:
+def draw_pattern(cloth: Cloth, u: np.ndarray, v: np.ndarray) -> np.ndarray | float:
     """Where the second colour is (0..1), at u across and v down the body."""
     if cloth.pattern == "stripes":
         return np.clip(np.sin(v * (2 * math.pi / cloth.period)) * 2.5 + 0.5, 0, 1) + 0 * u

@@ -23,7 +23,7 @@ from tokensieve.config import recipe
 from tokensieve.config.captions import CaptionTraining
 from tokensieve.embedded import scene_texts, scenes
 from tokensieve.embedded.datasets import EmbeddedCaptions, as_batch
-from tokensieve.tasks.captioning.beam_search import Words, write
+from tokensieve.tasks.captioning.beam_search import CaptionTokenizer, write
 from tokensieve.training.log import loss_curve
 from tokensieve.training.muon import optimizers
 
@@ -138,7 +138,7 @@ def _begin_as_clip(model: nn.Module, weights: Path) -> None:
 
 
 @torch.inference_mode()
-def quality(model: Any, words: Words, split: str) -> dict[str, float]:
+def quality(model: Any, words: CaptionTokenizer, split: str) -> dict[str, float]:
     """How many captions are one of the references word for word, and how many objects and places are told right.
 
     An object counts as right if the caption names its colour and shape together; a place if what the caption says of two
@@ -176,7 +176,7 @@ def export(learner: CaptionLearner, run: Path) -> dict[str, Any]:
     files.write_bytes(run / f"{embedded.CAPTIONER_PRETRAINED}.safetensors", safetensors.torch.save(weights))
     model.load_state_dict(weights)  # what is measured is what ships
     curve = loss_curve(run)
-    words = Words.of(learner.tokenizer)
+    words = CaptionTokenizer.of(learner.tokenizer)
     measured = {split: quality(model.eval(), words, split) for split in ("val", "test")} if config.evaluate else {}
     card = {
         "model": config.model,

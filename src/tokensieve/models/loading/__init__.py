@@ -19,10 +19,10 @@ import torch
 
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.models.loading.fingerprints import identity
-from tokensieve.models.loading.ja_clip import _load_japanese
-from tokensieve.models.loading.load_errors import explained, remarks
+from tokensieve.models.loading.ja_clip import load_ja_clip
+from tokensieve.models.loading.load_errors import collect_warnings, translate_load_errors
 from tokensieve.models.loading.loaded import Loaded
-from tokensieve.models.loading.open_clip import SCHEMAS, check_file, create
+from tokensieve.models.loading.open_clip import SCHEMAS, check_weights_file, create
 
 EXAMPLES = {  # of types that have no model of ours
     "hf": "--model openai/clip-vit-base-patch16, or a folder with such a model",
@@ -30,7 +30,7 @@ EXAMPLES = {  # of types that have no model of ours
 }
 
 
-def pairs(
+def model_pairs(
     model: list[str] | None, pretrained: list[str] | None, pretrained_model: list[str] | None, model_type: str = "open_clip"
 ) -> list[tuple[str, str]]:
     """(model, weights) of every run: --pretrained_model if given, else every --model with every --pretrained."""
@@ -73,7 +73,7 @@ def _pair(text: str, where: str, collections: list[str] | None = None) -> tuple[
     return parts[0], parts[1]
 
 
-def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
+def check_model(model: str, pretrained: str, model_type: str = "open_clip") -> None:
     """A UserError if there is no such model or no such weights for it; nothing is loaded."""
     from tokensieve import embedded
     from tokensieve.models.loading import hf as load_hf
@@ -82,17 +82,17 @@ def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
     from tokensieve.reid import loading
 
     if model_type == "vlm":
-        return load_vlm.check(model, pretrained)
+        return load_vlm.check_model(model, pretrained)
     if model_type == "reid":
         if pretrained:
             raise UserError(
                 f"--pretrained {pretrained}: a re-identification model has its weights in its folder; leave it out."
             )
-        return loading.check(model)
+        return loading.check_model(model)
     if model_type == "hf":
-        return load_hf.check(model, pretrained)
+        return load_hf.check_model(model, pretrained)
     if model_type == "timm":
-        return load_timm.check(model, pretrained)
+        return load_timm.check_model(model, pretrained)
     if model_type != "open_clip":
         return
     import open_clip
@@ -109,7 +109,7 @@ def check(model: str, pretrained: str, model_type: str = "open_clip") -> None:
     if name not in known:
         raise UserError(f"open_clip has no model {model!r}.{did_you_mean(name, known)} All: open_clip.list_models().")
     if os.path.isfile(pretrained):
-        check_file(pretrained)
+        check_weights_file(pretrained)
         return
     if not pretrained or open_clip.get_pretrained_cfg(name, pretrained):
         return
@@ -140,20 +140,20 @@ def load(
 
     if model_type == "vlm":
         return load_vlm.load(model, device, cache_dir=cache_dir, revision=pretrained)
-    check(model, pretrained, model_type)
+    check_model(model, pretrained, model_type)
     if model_type == "reid":
         return loading.load(model, device)
     if model_type == "ja_clip":
-        return _load_japanese(pretrained, cache_dir, device)
+        return load_ja_clip(pretrained, cache_dir, device)
     if model_type == "hf":
         return load_hf.load(model, pretrained, cache_dir, device)
     if model_type == "timm":
         return load_timm.load(model, pretrained, cache_dir, device)
     import open_clip
 
-    with remarks() as notes:
+    with collect_warnings() as notes:
         built, transform = create(model, pretrained, cache_dir)
-        with explained(model, pretrained):
+        with translate_load_errors(model, pretrained):
             tokenizer = open_clip.get_tokenizer(model, cache_dir=cache_dir)
     if not pretrained and not model.startswith(SCHEMAS):
         notes.append(f"{model} has random weights: --pretrained is empty")
@@ -175,11 +175,11 @@ def architecture(
     if model_type == "hf":
         assert not isinstance(image_size, tuple)  # its configurations have square images
         return load_hf.architecture(model, pretrained, image_size)
-    check(model, pretrained, model_type)
+    check_model(model, pretrained, model_type)
     if model_type == "timm":
-        with remarks():
+        with collect_warnings():
             return load_timm.create(model, pretrained, cache_dir, image_size)
     if model_type != "open_clip":
         raise UserError(f"--model_type {model_type} has no architectures to measure; use open_clip, hf or timm.")
-    with remarks():
+    with collect_warnings():
         return create(model, pretrained, cache_dir, image_size)[0]

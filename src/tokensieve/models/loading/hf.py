@@ -19,8 +19,8 @@ from torch import Tensor
 
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.models.loading.fingerprints import identity
-from tokensieve.models.loading.hub import hub_answers, missing, on_disk
-from tokensieve.models.loading.load_errors import explained, remarks
+from tokensieve.models.loading.hub import hub_is_reachable, is_cached, offline_message
+from tokensieve.models.loading.load_errors import collect_warnings, translate_load_errors
 from tokensieve.models.loading.loaded import Loaded, no_text
 
 CLIP_L = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
@@ -41,7 +41,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, int]]] = {  # well-known vision to
 }
 
 
-def check(model: str, pretrained: str) -> None:
+def check_model(model: str, pretrained: str) -> None:
     """A UserError if this is no folder of a model and cannot be an id on the Hub."""
     if os.path.isdir(model):
         if pretrained:
@@ -57,7 +57,7 @@ def check(model: str, pretrained: str) -> None:
 def load(model: str, pretrained: str, cache_dir: str | None, device: torch.device | str) -> Loaded:
     """The model with its processor as the transform, and its tokenizer where it has a text tower."""
     where = _where(model, pretrained, cache_dir)
-    with remarks() as notes, quiet(), explained(model, pretrained):
+    with collect_warnings() as notes, quiet(), translate_load_errors(model, pretrained):
         config = _config(model, where)
         built = _build(model, config, where).to(device).eval()
         transform, remark = _transform(model, config, where)
@@ -81,9 +81,9 @@ def architecture(model: str, pretrained: str = "", image_size: int | None = None
     if not os.path.isdir(model) and "/" not in model:
         known = ", ".join(ARCHITECTURES)
         raise UserError(f"--model {model} is no folder, no Hub id and none of {known}.{did_you_mean(model, ARCHITECTURES)}")
-    check(model, pretrained)
+    check_model(model, pretrained)
     where = _where(model, pretrained, None)
-    with remarks(), quiet(), explained(model, pretrained):
+    with collect_warnings(), quiet(), translate_load_errors(model, pretrained):
         config = _config(model, where)
         if image_size is None:
             return _build(model, config, where)
@@ -113,9 +113,9 @@ def backbone(
     if model in ARCHITECTURES and not os.path.isdir(model):
         found = architecture(model, pretrained)
     else:
-        check(model, pretrained)
+        check_model(model, pretrained)
         where = _where(model, pretrained, cache_dir)
-        with quiet(), explained(model, pretrained):
+        with quiet(), translate_load_errors(model, pretrained):
             found = _build(model, _config(model, where), where)
     made = found.config.to_dict() | {"architectures": [type(found).__name__], "model_type": found.config.model_type}
     return _without_text(found), json.loads(json.dumps(made, default=str))
@@ -132,10 +132,12 @@ def _where(model: str, pretrained: str, cache_dir: str | None) -> dict[str, Any]
     """How to find the files; a UserError if they are on the Hub, and it cannot be asked."""
     if os.path.isdir(model):
         return {"local_files_only": True}
-    online = hub_answers()
-    if not online and not on_disk(model, "config.json", cache_dir, pretrained or None):
+    online = hub_is_reachable()
+    if not online and not is_cached(model, "config.json", cache_dir, pretrained or None):
         hint = f" Bench alone knows {model!r} by itself." if model in ARCHITECTURES else ""
-        raise UserError(f"the model {model} is {missing()}. Connect once, or give a folder: --model /path/to/model.{hint}")
+        raise UserError(
+            f"the model {model} is {offline_message()}. Connect once, or give a folder: --model /path/to/model.{hint}"
+        )
     return {"local_files_only": not online, "cache_dir": cache_dir, "revision": pretrained or "main"}
 
 

@@ -21,26 +21,26 @@ def reachable(*hosts: str, seconds: float = 3.0) -> bool:
     return False
 
 
-def _hub_host() -> str:
+def hub_host() -> str:
     return urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).netloc
 
 
-def hub_answers() -> bool:
+def hub_is_reachable() -> bool:
     """Whether the Hub can be asked; if not, all libraries are told not to try."""
     from huggingface_hub import constants
 
-    if not constants.HF_HUB_OFFLINE and not reachable(_hub_host()):
+    if not constants.HF_HUB_OFFLINE and not reachable(hub_host()):
         os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later
         constants.HF_HUB_OFFLINE = True
     return not constants.HF_HUB_OFFLINE
 
 
-def missing() -> str:
+def offline_message() -> str:
     """What is wrong with a thing that has to come from the Hub, and cannot."""
-    return f"not on this machine and {_hub_host()} cannot be reached (or HF_HUB_OFFLINE is set)"
+    return f"not on this machine and {hub_host()} cannot be reached (or HF_HUB_OFFLINE is set)"
 
 
-def on_disk(repository: str, file: str, cache_dir: str | None, revision: str | None = None) -> bool:
+def is_cached(repository: str, file: str, cache_dir: str | None, revision: str | None = None) -> bool:
     """Whether a file of a repository on the Hub was fetched before."""
     from huggingface_hub import try_to_load_from_cache
 

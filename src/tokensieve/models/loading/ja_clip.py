@@ -9,7 +9,7 @@ from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.loaded import Loaded
 
 
-def _load_japanese(pretrained: str, cache_dir: str | None, device: torch.device | str) -> Loaded:
+def load_ja_clip(pretrained: str, cache_dir: str | None, device: torch.device | str) -> Loaded:
     from clip_benchmark.models.japanese_clip import load_japanese_clip
 
     try:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tokensieve.errors import UserError
-from tokensieve.models.loading.hub import _hub_host
+from tokensieve.models.loading.hub import hub_host
 
 
 @contextmanager
-def remarks() -> Iterator[list[str]]:
+def collect_warnings() -> Iterator[list[str]]:
     """Collect what the libraries warn about as short notes; keep their log lines off the terminal."""
     notes: list[str] = []
     disabled = logging.root.manager.disable
@@ -29,7 +29,7 @@ def remarks() -> Iterator[list[str]]:
 
 
 @contextmanager
-def explained(model: str, pretrained: str) -> Iterator[None]:
+def translate_load_errors(model: str, pretrained: str) -> Iterator[None]:
     """Turn what goes wrong in loading into one line."""
     from safetensors import SafetensorError
 
@@ -58,6 +58,6 @@ def explained(model: str, pretrained: str) -> Iterator[None]:
         from huggingface_hub import constants
 
         here = os.path.isdir(model) or os.path.isfile(pretrained)
-        offline = f" ({_hub_host()} cannot be reached)" if constants.HF_HUB_OFFLINE and not here else ""
+        offline = f" ({hub_host()} cannot be reached)" if constants.HF_HUB_OFFLINE and not here else ""
         weights = f" with weights {pretrained!r}" if pretrained else ""
         raise UserError(f"cannot load {model}{weights}{offline}: {text[:200]}") from error

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.models.loading.hub import hub_answers, missing, on_disk
-from tokensieve.models.loading.load_errors import explained
+from tokensieve.models.loading.hub import hub_is_reachable, is_cached, offline_message
+from tokensieve.models.loading.load_errors import translate_load_errors
 
 SCHEMAS = ("hf-hub:", "local-dir:")  # a model name that begins so brings its own weights
 
 
-def check_file(path: str) -> None:
+def check_weights_file(path: str) -> None:
     """A UserError if the file begins like no kind of weights."""
     with open(path, "rb") as file:
         start = file.read(9)
@@ -34,8 +34,8 @@ def create(
     if pretrained in embedded.MODELS.get(model, ()):
         weights = str(embedded.weights_path(pretrained))
     elif _needs_hub(model, pretrained):
-        _ask_hub_only_if_there(model, pretrained, cache_dir)
-    with explained(model, pretrained):
+        _check_hub(model, pretrained, cache_dir)
+    with translate_load_errors(model, pretrained):
         built, _, transform = open_clip.create_model_and_transforms(
             model, pretrained=weights or None, cache_dir=cache_dir, force_image_size=image_size
         )
@@ -54,13 +54,13 @@ def _needs_hub(model: str, pretrained: str) -> bool:
     return weights or "siglip" in model.lower() or any(not os.path.isdir(name) for name in named)
 
 
-def _ask_hub_only_if_there(model: str, pretrained: str, cache_dir: str | None) -> None:
+def _check_hub(model: str, pretrained: str, cache_dir: str | None) -> None:
     """A UserError if the Hub does not answer and the weights are not on the disk."""
-    if hub_answers():
+    if hub_is_reachable():
         return
-    away = missing()
+    away = offline_message()
     if model.startswith("hf-hub:"):
-        if not on_disk(model.removeprefix("hf-hub:"), "open_clip_config.json", cache_dir):
+        if not is_cached(model.removeprefix("hf-hub:"), "open_clip_config.json", cache_dir):
             raise UserError(f"the model {model} is {away}. Connect once, or give a folder: --model local-dir:/path/to/model")
     elif pretrained and not os.path.isfile(pretrained) and not _cached(model, pretrained, cache_dir):
         raise UserError(
@@ -78,7 +78,7 @@ def _cached(model: str, pretrained: str, cache_dir: str | None) -> bool:
         repository, _, file = entry["hf_hub"].rpartition("/")
         file = file or "open_clip_pytorch_model.bin"
         safe = "open_clip_model.safetensors" if file == "open_clip_pytorch_model.bin" else f"{Path(file).stem}.safetensors"
-        return any(on_disk(repository, f, cache_dir) for f in (safe, file))
+        return any(is_cached(repository, f, cache_dir) for f in (safe, file))
     folder = Path(cache_dir or "~/.cache/clip").expanduser()
     return (folder / os.path.basename(entry.get("url", ""))).is_file()
 

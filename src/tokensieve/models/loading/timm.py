@@ -11,13 +11,13 @@ import torch
 
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.models.loading.fingerprints import identity
-from tokensieve.models.loading.hub import hub_answers, missing, on_disk
-from tokensieve.models.loading.load_errors import explained, remarks
+from tokensieve.models.loading.hub import hub_is_reachable, is_cached, offline_message
+from tokensieve.models.loading.load_errors import collect_warnings, translate_load_errors
 from tokensieve.models.loading.loaded import Loaded, no_text
-from tokensieve.models.loading.open_clip import SCHEMAS, check_file
+from tokensieve.models.loading.open_clip import SCHEMAS, check_weights_file
 
 
-def check(model: str, pretrained: str) -> None:
+def check_model(model: str, pretrained: str) -> None:
     """A UserError if timm has no such model, or no such weights for it."""
     import timm
 
@@ -32,7 +32,7 @@ def check(model: str, pretrained: str) -> None:
     if tag and pretrained:
         raise UserError(f"--model {model} names its weights already; leave --pretrained {pretrained} out.")
     if os.path.isfile(pretrained):
-        return check_file(pretrained)
+        return check_weights_file(pretrained)
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{name}.*")]
     wanted = tag or pretrained
     if os.sep in wanted or wanted.endswith((".pt", ".bin", ".safetensors", ".pth")):
@@ -48,7 +48,7 @@ def load(model: str, pretrained: str, cache_dir: str | None, device: torch.devic
     """The model with the transform of its weights; it has no tokenizer."""
     import timm
 
-    with remarks() as notes:
+    with collect_warnings() as notes:
         built = create(model, pretrained, cache_dir)
         transform = timm.data.create_transform(**timm.data.resolve_model_data_config(built), is_training=False)
     if not pretrained and "." not in model and not model.startswith(SCHEMAS):
@@ -73,7 +73,7 @@ def create(
     if fetched:
         _ask_hub_only_if_there(name, cache_dir)
     options: dict[str, Any] = arguments if image_size is None else {"img_size": image_size, **arguments}
-    with explained(model, pretrained):
+    with translate_load_errors(model, pretrained):
         try:
             built: Any = timm.create_model(name, pretrained=fetched, cache_dir=cache_dir, num_classes=0, **options)
         except TypeError as error:
@@ -104,7 +104,7 @@ def take_clip(model: Any, path: str, head_width: int) -> None:
         found = more.match(name)
         if found is None or (found[1] and int(found[1]) < len(model.blocks)):
             state[name] = value.float()
-    with explained(type(model).__name__, path):
+    with translate_load_errors(type(model).__name__, path):
         model.load_state_dict(state)
 
 
@@ -121,11 +121,12 @@ def _ask_hub_only_if_there(name: str, cache_dir: str | None) -> None:
     """A UserError if the Hub does not answer and the weights are not on the disk."""
     import timm
 
-    if name.startswith("local-dir:") or hub_answers():
+    if name.startswith("local-dir:") or hub_is_reachable():
         return
     entry = None if name.startswith("hf-hub:") else timm.models.get_pretrained_cfg(name)
     hub = name.removeprefix("hf-hub:") if entry is None else entry.hf_hub_id
-    if not hub or not any(on_disk(hub, file, cache_dir) for file in ("model.safetensors", "pytorch_model.bin")):
+    if not hub or not any(is_cached(hub, file, cache_dir) for file in ("model.safetensors", "pytorch_model.bin")):
         raise UserError(
-            f"the weights of {name} are {missing()}. Connect once, or give a file: --pretrained /path/to/weights.safetensors"
+            f"the weights of {name} are {offline_message()}. "
+            "Connect once, or give a file: --pretrained /path/to/weights.safetensors"
         )

@@ -16,8 +16,8 @@ from tokensieve import embedded
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.models.loading import hf as load_hf
 from tokensieve.models.loading.fingerprints import identity
-from tokensieve.models.loading.hub import hub_answers, missing, on_disk
-from tokensieve.models.loading.load_errors import explained, remarks
+from tokensieve.models.loading.hub import hub_is_reachable, is_cached, offline_message
+from tokensieve.models.loading.load_errors import collect_warnings, translate_load_errors
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.provenance import digest
 
@@ -33,7 +33,7 @@ class LoadedVlm(Loaded):
     name: str = ""
 
 
-def check(name: str, revision: str = "") -> None:
+def check_model(name: str, revision: str = "") -> None:
     """A UserError if this is not ours, no folder of a model, and cannot be an id on the Hub."""
     if name == EMBEDDED:
         if revision:
@@ -48,7 +48,7 @@ def check(name: str, revision: str = "") -> None:
             f"{did_you_mean(name, [EMBEDDED])}"
         )
     else:
-        load_hf.check(name, revision)
+        load_hf.check_model(name, revision)
 
 
 def load(
@@ -63,12 +63,12 @@ def load(
 
     dtype: float32, bfloat16, ...; "auto" is what the weights were saved as; without one, that is taken on a GPU only.
     """
-    check(name, revision)
+    check_model(name, revision)
     place = str(embedded.llava_path()) if name == EMBEDDED else name
     where = _where(place, revision, cache_dir)
     if dtype is None:
         dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
-    with remarks() as notes, load_hf.quiet(), explained(name, revision):
+    with collect_warnings() as notes, load_hf.quiet(), translate_load_errors(name, revision):
         model = _build(name, place, dtype, attn_implementation, where).to(device).eval()
         processor = _processor(name, place, where)
     transform = load_hf.Transform(processor.image_processor)
@@ -98,10 +98,10 @@ def _where(place: str, revision: str, cache_dir: str | None) -> dict[str, Any]:
     """How to find the files; a UserError if they are on the Hub, and it cannot be asked."""
     if os.path.isdir(place):
         return {"local_files_only": True}
-    online = hub_answers()
-    if not online and not on_disk(place, "config.json", cache_dir, revision or None):
+    online = hub_is_reachable()
+    if not online and not is_cached(place, "config.json", cache_dir, revision or None):
         raise UserError(
-            f"the model {place} is {missing()}. Connect once, or give a folder: --model /path/to/model, "
+            f"the model {place} is {offline_message()}. Connect once, or give a folder: --model /path/to/model, "
             f"or leave --model out for {EMBEDDED}, which ships with tokensieve."
         )
     return {"local_files_only": not online, "cache_dir": cache_dir, "revision": revision or "main"}

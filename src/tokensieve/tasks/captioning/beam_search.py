@@ -22,7 +22,7 @@ SHORTEST, LONGEST = 5, 30  # tokens, the start included; an end may come once th
 
 
 @dataclass(frozen=True)
-class Words:
+class CaptionTokenizer:
     """The ids a search must know, and the way from ids to text."""
 
     start: int
@@ -30,7 +30,7 @@ class Words:
     decode: Callable[[list[int]], str]
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Words:
+    def of(cls, tokenizer: Any) -> CaptionTokenizer:
         """Those of an open_clip tokenizer: its own kind, or one of transformers inside."""
         if hasattr(tokenizer, "sot_token_id"):
             return cls(tokenizer.sot_token_id, tokenizer.eot_token_id, tokenizer.decode)
@@ -52,7 +52,7 @@ class _Finished:
     ids: list[int]
 
 
-def write(model: Any, images: Tensor, words: Words) -> list[list[int]]:
+def write(model: Any, images: Tensor, words: CaptionTokenizer) -> list[list[int]]:
     """The ids of one caption an image, without the end. `model` is an open_clip CoCa; images (B,3,h,w)."""
     seen = model(images)
     latents, tokens = seen["image_features"], seen["image_embs"]  # (B,E), (B,N,D)

@@ -15,15 +15,15 @@ from torch import Tensor
 from tokensieve import embedded
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.tasks.base import Encode, Record, Task, TaskContext
 from tokensieve.tasks.captioning import metrics as caption_metrics
-from tokensieve.tasks.captioning.beam_search import Words, write
+from tokensieve.tasks.captioning.beam_search import CaptionTokenizer, write
 from tokensieve.tasks.text_matching import one_image_each
 
 NAME = "captioning"
 
 
-class Told(NamedTuple):
+class CaptionRecord(NamedTuple):
     """What is kept of a batch: the caption written for each image, and the captions it came with."""
 
     written: list[str]
@@ -36,7 +36,7 @@ class CaptioningTask(Task):
     name = NAME
     metric = "CIDEr"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TaskContext) -> None:
         if not (hasattr(setup.loaded.model, "generate") and hasattr(setup.loaded.model, "text_decoder")):
             raise UserError(
                 f"--task {NAME}: {setup.model} cannot write captions, only a CoCa can. Use --model {embedded.CAPTIONER} "
@@ -46,7 +46,7 @@ class CaptioningTask(Task):
         caption_metrics.check()
         self.setup = setup
         self.source = setup.source(setup.args.split)
-        self.words = Words.of(setup.loaded.tokenizer)
+        self.words = CaptionTokenizer.of(setup.loaded.tokenizer)
         self.act = self._write
 
     def sources(self) -> dict[str, Source]:
@@ -58,9 +58,9 @@ class CaptioningTask(Task):
 
     def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
         images, references = one_image_each(images, NAME), [list(told) for told in targets]
-        return [Told(encode(images), references) for encode in encoders]
+        return [CaptionRecord(encode(images), references) for encode in encoders]
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        told: list[Told] = records["test"]
+        told: list[CaptionRecord] = records["test"]
         written = [text for batch in told for text in batch.written]
         return caption_metrics.score(written, [given for batch in told for given in batch.references], self.setup.say)

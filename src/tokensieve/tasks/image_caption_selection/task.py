@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.tasks.base import Encode, Record, Task, TaskContext
 from tokensieve.tasks.text_matching import images_to_unit, texts_to_unit
 
 NAME = "image_caption_selection"
@@ -28,7 +28,7 @@ class CaptionSelectionTask(Task):
     name = NAME
     metric = "acc"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TaskContext) -> None:
         self.setup = setup
         self.source = setup.source(setup.args.split)
 

@@ -29,21 +29,21 @@ class Features(NamedTuple):
     labels: Tensor  # (B,)
 
 
-def joined(records: Sequence[Features]) -> Features:
+def join_features(records: Sequence[Features]) -> Features:
     """The records of a pass as one."""
     return Features(torch.cat([record.features for record in records]), torch.cat([record.labels for record in records]))
 
 
-def _at(data: Features, indices: Tensor) -> Features:
+def select_features(data: Features, indices: Tensor) -> Features:
     return Features(data.features[indices], data.labels[indices])
 
 
-def _draw(generator: torch.Generator) -> int:
+def random_int63(generator: torch.Generator) -> int:
     """One number of 63 bits, as a DataLoader or its sampler draws one."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
 
 
-def few_of_each(labels: Tensor, order: Tensor, k: int) -> Tensor:
+def first_k_per_class(labels: Tensor, order: Tensor, k: int) -> Tensor:
     """The first k of every class in that order, or all if k is negative; a UserError if a class has fewer.  (n,)"""
     if int(labels.min()) < 0:
         raise UserError(f"a label is {int(labels.min())}: labels are numbers from 0.")
@@ -86,12 +86,12 @@ class Probe:
         step = 0
         with tqdm(total=steps, desc=title, unit="step", leave=False, disable=not self.show) as progress:
             for _ in range(self.epochs):
-                _draw(draws)
-                order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(_draw(draws)))
+                random_int63(draws)
+                order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(random_int63(draws)))
                 for chosen in order.split(self.batch_size):
                     for group in optimizer.param_groups:
                         group["lr"] = 0.5 * (1 + np.cos(np.pi * step / steps)) * self.lr
-                    features, labels = (part.to(self.device, non_blocking=True) for part in _at(data, chosen))
+                    features, labels = (part.to(self.device, non_blocking=True) for part in select_features(data, chosen))
                     optimizer.zero_grad()
                     with self.precision():
                         loss = F.cross_entropy(layer(features), labels)

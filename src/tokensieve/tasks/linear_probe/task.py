@@ -25,9 +25,17 @@ from torch.utils.data import TensorDataset
 from tokensieve import provenance
 from tokensieve.data.source import Broken, Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, Setup, Stored, Task
+from tokensieve.tasks.base import Encode, Record, StoredPass, Task, TaskContext
 from tokensieve.tasks.linear_probe.feature_store import FeatureStore, Identity
-from tokensieve.tasks.linear_probe.probe import Features, Probe, _at, _draw, few_of_each, joined, scores
+from tokensieve.tasks.linear_probe.probe import (
+    Features,
+    Probe,
+    first_k_per_class,
+    join_features,
+    random_int63,
+    scores,
+    select_features,
+)
 
 NAME = "linear_probe"
 
@@ -38,7 +46,7 @@ class LinearProbeTask(Task):
     name = NAME
     metric = "lp_acc1"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TaskContext) -> None:
         self.setup, args = setup, setup.args
         if args.fewshot_k == 0:
             raise UserError("--fewshot_k 0 leaves nothing to learn from: give 1 or more images a class, or -1 for all.")
@@ -62,7 +70,7 @@ class LinearProbeTask(Task):
             data["val"] = self.setup.source(args.val_split)
         elif args.val_proportion is not None:
             self.divided = data["train"].size
-            data["train"], data["val"] = data["train"].divided(args.val_proportion, self.draws)
+            data["train"], data["val"] = data["train"].split(args.val_proportion, self.draws)
         data["test"] = self.setup.source(args.split)
         return data
 
@@ -152,7 +160,7 @@ class LinearProbeTask(Task):
             known["workers"] = source.workers(self.setup.args.num_workers) if source.size is None else None
         return known
 
-    def stored(self, plan: str, split: str) -> Stored | None:
+    def stored(self, plan: str, split: str) -> StoredPass | None:
         identity = self._identity(plan, split)
         found = self.kept.find(identity)
         if found is None:
@@ -160,10 +168,10 @@ class LinearProbeTask(Task):
                 raise UserError(f"--skip_load: {self.kept.path(identity)} is damaged. Run it once without --skip_load.")
             return None
         tensors, broken = found
-        return Stored([Features(tensors["features"], tensors["labels"])], len(tensors["labels"]), broken)
+        return StoredPass([Features(tensors["features"], tensors["labels"])], len(tensors["labels"]), broken)
 
     def store(self, plan: str, split: str, records: list[Record], broken: Sequence[Broken]) -> None:
-        whole = joined(records)
+        whole = join_features(records)
         self.kept.keep(self._identity(plan, split), {"features": whole.features, "labels": whole.labels}, broken)
 
     # ------------------------------------------------------------------------------------------------------------ numbers
@@ -171,12 +179,12 @@ class LinearProbeTask(Task):
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         args = self.setup.args
         with torch.inference_mode(False), torch.enable_grad():
-            passes = {split: joined(found) for split, found in records.items()}  # copies, which may be trained on
+            passes = {split: join_features(found) for split, found in records.items()}  # copies, which may be trained on
             draws = self.draws.clone_state()
             for _ in passes:
-                _draw(draws)
+                random_int63(draws)
             order = torch.randperm(len(passes["train"].labels), generator=draws)
-            train = _at(passes["train"], few_of_each(passes["train"].labels, order, args.fewshot_k))
+            train = select_features(passes["train"], first_k_per_class(passes["train"].labels, order, args.fewshot_k))
             classes = int(passes["train"].labels.max()) + 1
             probe = Probe(
                 classes,
@@ -197,7 +205,7 @@ class LinearProbeTask(Task):
                     )
                 weight_decay = probe.best_weight_decay(train, passes["val"])
                 if args.fewshot_k < 0:  # few-shot means that no more images than those are learnt from
-                    train = joined([train, passes["val"]])
+                    train = join_features([train, passes["val"]])
             logits = probe.logits(probe.train(train, weight_decay), passes["test"].features)
             if not torch.isfinite(logits).all():
                 raise UserError(f"the linear probe has diverged with --fewshot_lr {args.fewshot_lr}: give a lower one.")

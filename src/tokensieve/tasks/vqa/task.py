@@ -24,7 +24,7 @@ from tokensieve.data.source import Broken, Source
 from tokensieve.data.vqa_items import VqaData, VqaItem
 from tokensieve.errors import UserError
 from tokensieve.models.loading.vlm import LoadedVlm
-from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.tasks.base import Encode, Record, Task, TaskContext
 from tokensieve.tasks.vqa.answering import BARE, SHORT, answer, ask, prefill
 from tokensieve.tasks.vqa.scores import Scored, exact_match, metrics, soft_score
 
@@ -45,7 +45,7 @@ class VqaTask(Task):
     name = NAME
     metric = "vqa_score"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TaskContext) -> None:
         args, loaded = setup.args, setup.loaded
         if not isinstance(loaded, LoadedVlm):
             raise UserError(f"--task {NAME}: {setup.model} answers no questions; use --model_type vlm.")

@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.files import move_aside
-from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.files import back_up
+from tokensieve.tasks.base import Encode, Record, Task, TaskContext
 from tokensieve.tasks.statistics import accuracies, bootstrap_stderr, mean_average_precision
 from tokensieve.tasks.zeroshot_classification.classifier import load_classifiers, save_classifier, zero_shot_classifier
 
@@ -32,7 +32,7 @@ class ClassificationTask(Task):
     name = NAME
     metric = "acc1"  # of several labels: mean_average_precision
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TaskContext) -> None:
         self.setup = setup
         self.source = setup.source(setup.args.split)
         self.classifier: Tensor | None = None  # (E, C)
@@ -61,7 +61,7 @@ class ClassificationTask(Task):
             self.classifier = zero_shot_classifier(model, tokenizer, named, templates, setup.device, setup.precision)
         if setup.save_clf is not None:
             if setup.save_clf.exists():
-                move_aside(setup.save_clf)
+                back_up(setup.save_clf)
             save_classifier(setup.save_clf, self.classifier)
 
     def batch(self, split: str, images: Tensor, targets: Tensor, encoders: Sequence[Encode]) -> list[Record]:

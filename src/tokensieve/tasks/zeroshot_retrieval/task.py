@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, Setup, Task
+from tokensieve.tasks.base import Encode, Record, Task, TaskContext
 from tokensieve.tasks.statistics import grouped_stderr
 from tokensieve.tasks.text_matching import images_to_unit, one_image_each, texts_to_unit
 
@@ -36,7 +36,7 @@ class RetrievalTask(Task):
 
     name = NAME
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TaskContext) -> None:
         self.setup = setup
         self.ks: list[int] = list(dict.fromkeys(setup.args.recall_k))
         self.metric = f"image_retrieval_recall@{self.ks[0]}"

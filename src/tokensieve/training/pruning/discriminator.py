@@ -40,6 +40,6 @@ class Discriminator(nn.Module):
         self.load_state_dict({name: value.to(device) for name, value in fresh.state_dict().items()})
 
 
-def judge(logits: Tensor, real: bool) -> Tensor:
+def critic_loss(logits: Tensor, real: bool) -> Tensor:
     """The cross-entropy of calling these real, or fake."""
     return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, float(real)))

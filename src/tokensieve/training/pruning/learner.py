@@ -44,7 +44,7 @@ from tokensieve.tasks.vqa.scores import soft_score
 from tokensieve.training.loader import read_ahead
 from tokensieve.training.processes import average, start_accelerator
 from tokensieve.training.pruning.batches import NO_ANSWER, Batch, Batches, Collate, read_data
-from tokensieve.training.pruning.discriminator import Discriminator, judge
+from tokensieve.training.pruning.discriminator import Discriminator, critic_loss
 
 PARTS = {"token_merger": "merger", "layer_pruners": "cross"}  # group of weights: the method whose part it is
 
@@ -52,7 +52,7 @@ PARTS = {"token_merger": "merger", "layer_pruners": "cross"}  # group of weights
 class PruningLearner:
     """The frozen model, the three groups of weights with their optimizers, and the questions: what the loop drives."""
 
-    better = ("accuracy_hard", "max")
+    monitor = ("accuracy_hard", "max")
 
     def __init__(self, config: PruningTraining) -> None:
         self.config, self.how, self.goal = config, config.trainer_settings.dl_settings, config.method_settings
@@ -104,7 +104,7 @@ class PruningLearner:
         if goal.merger_type != "none":
             assert inner.tower is not None
             made["token_merger"] = Merger(
-                width=signature.width(inner.tower),
+                width=signature.token_width(inner.tower),
                 question_width=width,
                 kind=goal.merger_type,
                 hidden=goal.merger_hidden,
@@ -213,13 +213,13 @@ class PruningLearner:
         odds: dict[str, float] = {}
         if critic is not None:
             critic.requires_grad_(False)  # it is asked, and learns nothing from it
-            losses["adv_loss"] = judge(critic(fake, batch.words), real=True)
+            losses["adv_loss"] = critic_loss(critic(fake, batch.words), real=True)
             critic.requires_grad_(True)
         loss = torch.stack([weights[name] * value for name, value in losses.items() if name in weights]).sum()
         self.scaler.scale(loss / often).backward()
         if critic is not None:
             on_real, on_fake = critic(real, batch.words), critic(fake.detach(), batch.words)
-            losses |= {"real_loss": judge(on_real, real=True), "fake_loss": judge(on_fake, real=False)}
+            losses |= {"real_loss": critic_loss(on_real, real=True), "fake_loss": critic_loss(on_fake, real=False)}
             self.scaler.scale((losses["real_loss"] + losses["fake_loss"]) / often).backward()
             seen = {"disc_prob_real": on_real, "disc_prob_fake": on_fake}
             odds = {name: float(logits.detach().sigmoid().mean()) for name, logits in seen.items()}
