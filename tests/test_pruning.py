@@ -12,6 +12,7 @@ import torch
 import yaml
 
 import tokensieve
+from tests.test_distributed import free_port
 from tokensieve import UserError, config, training
 from tokensieve.config_pruning import DeepLearning, Pruning, PruningTraining
 from tokensieve.data import vqa
@@ -306,7 +307,7 @@ made.accelerator.end_training()
 @pytest.mark.slow
 def test_two_processes_are_one_with_twice_the_batch(backbone, tmp_path):
     (tmp_path / "two.py").write_text(TWO)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     ran = subprocess.run(
         [*command, str(tmp_path / "two.py"), str(backbone), str(tmp_path / "two.pt")],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
