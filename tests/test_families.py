@@ -383,7 +383,7 @@ def test_a_cut_is_the_stock_blocks_on_the_gathered_tokens(name, plan):
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if "eager" not in name])
 def test_anchor_is_the_formula_with_the_models_own_coarse_row(name, monkeypatch):
-    model, images = make(name, torch.float64, seed=2 if name == "eva_norm_after" else 1)  # the reference refuses near ties
+    model, images = make(name, torch.float64, seed=7 if name == "eva_norm_after" else 1)  # the reference refuses near ties
     with tokensieve.apply(model, "anchor@2(k=3,m=5)") as handle:
         out = run(name, model, images)
     prefix, n = VARIANTS[name].prefix, patches(name)

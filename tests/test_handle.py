@@ -346,6 +346,9 @@ def test_a_foreign_forward_is_not_taken_for_a_plan():
 @pytest.mark.parametrize("plan", ["anchor@2(k=3,m=6)", "anchor@2(k=3,m=6,rest=merge)", "pool@2:9"])
 def test_bf16_and_autocast(plan):
     tower = make_tower()
+    with torch.no_grad():  # with weights as large as elsewhere, rounding to 16 bits decides which patches stay
+        for parameter in tower.parameters():
+            parameter.mul_(0.4 if parameter.dim() > 1 else 1)
     images = images_for(tower)
     with torch.no_grad():
         with tokensieve.apply(tower, plan), torch.autocast("cpu", torch.bfloat16):
@@ -357,7 +360,8 @@ def test_bf16_and_autocast(plan):
             low = tower(images.bfloat16())
     assert mixed.shape == exact.shape
     assert low.dtype == torch.bfloat16 and torch.isfinite(low).all() and handle.ledger[0].tokens_out == 9
-    assert torch.cosine_similarity(mixed.float(), exact).min() > 0.9
+    assert torch.cosine_similarity(mixed.float(), exact).min() > 0.95  # also if a near tie falls the other way: 0.98
+    assert torch.cosine_similarity(low.float(), exact).min() > 0.95
 
 
 def test_training_passes_gradients_and_patch_dropout_is_counted():
