@@ -152,14 +152,14 @@ def test_a_process_that_is_lost_ends_the_job(command: list[str], shards: Path, t
     ]
     started = time.monotonic()
     try:
-        _, said = ranks[0].communicate(timeout=120)
+        _, said = ranks[0].communicate(timeout=300)
     finally:
         for process in ranks:
             process.kill()
             process.communicate()
     assert ranks[0].returncode == 1, said
     assert "another process of this job ended or did not answer in time" in said and "Traceback" not in said
-    assert time.monotonic() - started < 120
+    assert time.monotonic() - started < 300  # it sleeps for 600
     assert not list(tmp_path.glob("*.json"))
 
 

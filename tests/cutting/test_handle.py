@@ -13,7 +13,8 @@ from open_clip.transformer import VisionTransformer
 from torch import nn
 
 import tokensieve
-from tests.support.reference import attention_branch, mlp_branch
+from tests.support.reference import attention_branch, in_float64, mlp_branch
+from tests.support.rounding import assert_near
 from tests.support.states import assert_untouched, snapshot
 from tokensieve import Plan, Uncuttable, UserError
 from tokensieve.errors import PlanWarning
@@ -80,15 +81,18 @@ def test_every_plan_on_every_variant(variant, plan):
         stock = tower(images)
         with tokensieve.apply(tower, plan) as handle:
             out = tower(images)
-            alone = [tower(images[b : b + 1]) for b in range(len(images))] if "random" not in plan else None
         again = tower(images)
     first = (lambda y: y[0]) if isinstance(stock, tuple) else (lambda y: y)
     assert first(out).shape == first(stock).shape and torch.isfinite(first(out)).all()
     assert handle.ledger and all(row.tokens_out <= row.tokens_in for row in handle.ledger)
     assert torch.equal(first(stock), first(again))
     assert_untouched(tower, before)
-    if alone is not None:
-        torch.testing.assert_close(first(out), torch.cat([first(y) for y in alone]), atol=2e-4, rtol=1e-3)
+    if "random" not in plan:  # in float64, so that no near tie falls another way when a batch is computed in other kernels
+        exact, images = in_float64(tower), images.double()
+        with torch.no_grad(), tokensieve.apply(exact, plan):
+            together = first(exact(images))
+            alone = torch.cat([first(exact(images[b : b + 1])) for b in range(len(images))])
+        assert_near(together.float(), alone, steps=1000)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -111,14 +115,14 @@ def test_the_opened_block_is_the_stock_block(variant):
     for block in open_tower(tower).blocks:
         with torch.no_grad():
             y, seen = block.attend(x)
-            torch.testing.assert_close(block.mlp(y), block.module(x), atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(seen.cls_row(), block.look(x).cls_row())
+            assert_near(block.mlp(y), block.module(x), steps=1000)
+            assert_near(seen.cls_row(), block.look(x).cls_row(), steps=1000)
 
 
 @pytest.mark.parametrize("rest", ["drop", "merge"])
 def test_merged_sizes_enter_later_attention_and_average_pooling(rest):
-    tower = make_tower(pool_type="avg", ls_init_value=0.7)
-    images = images_for(tower)
+    tower = make_tower(pool_type="avg", ls_init_value=0.7).double()
+    images = images_for(tower).double()
     with torch.no_grad():
         with tokensieve.apply(tower, f"grid@2:7(rest={rest})") as handle:
             out = tower(images)
@@ -131,22 +135,22 @@ def test_merged_sizes_enter_later_attention_and_average_pooling(rest):
         for b in range(3):
             groups = [[i for i in range(24) if handle.groups[b, i] == g] for g in range(7)]
             reduced.append(torch.stack([tokens[b, group].mean(0) for group in groups]))
-            sizes.append(torch.tensor([float(len(group)) for group in groups]))
+            sizes.append(torch.tensor([float(len(group)) for group in groups], dtype=torch.float64))
         sizes = torch.stack(sizes)
         assert (sizes.sum(1) == (24 if rest == "merge" else 7)).all()
         x = torch.cat([prefix, torch.stack(reduced)], dim=1)
-        bias = torch.cat([torch.zeros(3, 1), sizes.log()], dim=1)
+        bias = torch.cat([torch.zeros(3, 1).double(), sizes.log()], dim=1)
         for block in blocks[2:]:
             x = mlp_branch(block, attention_branch(block, x, bias))
         x = tower.ln_post(x)
         pooled = (sizes[..., None] * x[:, 1:]).sum(1) / sizes.sum(1, keepdim=True)
-    torch.testing.assert_close(out, pooled @ tower.proj, atol=1e-4, rtol=1e-4)
+    assert_near(out.float(), pooled @ tower.proj, steps=1000)
 
 
 def test_attentional_pooling_sees_sizes():
     """A pooled token of size 2 counts as two: merging equal tokens at the output changes nothing."""
-    tower = make_tower(attentional_pool=True, attn_pooler_queries=5, attn_pooler_heads=2)
-    images = images_for(tower)
+    tower = make_tower(attentional_pool=True, attn_pooler_queries=5, attn_pooler_heads=2).double()
+    images = images_for(tower).double()
 
     def doubled(x):  # after the last block every patch is made equal to its left neighbour
         return torch.cat([x[:, :1], x[:, 1:].unflatten(1, (-1, 2))[:, :, :1].expand(-1, -1, 2, -1).flatten(1, 2)], dim=1)
@@ -166,19 +170,19 @@ def test_attentional_pooling_sees_sizes():
                 merged = tower(images)
     finally:
         REGISTRY.pop("left_of_pairs", None)
-    torch.testing.assert_close(full, merged, atol=1e-5, rtol=1e-5)
+    assert_near(merged.float(), full)
 
 
 def test_keeping_everything_is_stock_and_said_once():
-    tower = make_tower()
-    images = images_for(tower)
+    tower = make_tower().double()
+    images = images_for(tower).double()
     with torch.no_grad():
         stock = tower(images)
         with (
             pytest.warns(PlanWarning, match="everything is kept") as said,
             tokensieve.apply(tower, "anchor@2(k=10,m=50)") as handle,
         ):
-            torch.testing.assert_close(tower(images), stock, atol=1e-5, rtol=1e-5)
+            assert_near(tower(images).float(), stock)
             tower(images)
     assert len(said) == 1 and len(handle.notes) == 1
     assert [(row.tokens_in, row.tokens_out) for row in handle.ledger] == [(24, 24)]
@@ -307,10 +311,10 @@ def test_zero_fill_at_the_output_is_zero_after_the_norm_and_keeps_sizes():
                 sizes = handle._pass.sizes
         assert tokens.shape[1] == 12 and ((tokens != 0).any(-1).sum(1) == 6).all()
         merged, last = [r for _, r in handle.stages]
-        torch.testing.assert_close(sizes.gather(1, last.index), merged.sizes.gather(1, last.index))
+        assert_near(sizes.gather(1, last.index), merged.sizes.gather(1, last.index))
         if pool == "avg":
             mean = (sizes[..., None] * tokens).sum(1) / sizes.sum(1, keepdim=True)
-            torch.testing.assert_close(pooled, mean @ tower.proj, atol=1e-4, rtol=1e-4)
+            assert_near(pooled, mean @ tower.proj, steps=1000)
 
 
 def test_zero_fill_on_a_cls_feature_is_said():
@@ -332,6 +336,9 @@ def test_a_foreign_forward_is_not_taken_for_a_plan():
 @pytest.mark.parametrize("plan", ["anchor@2(k=3,m=6)", "anchor@2(k=3,m=6,rest=merge)", "pool@2:9"])
 def test_bf16_and_autocast(plan):
     tower = make_tower()
+    with torch.no_grad():  # with weights as large as elsewhere, rounding to 16 bits decides which patches stay
+        for parameter in tower.parameters():
+            parameter.mul_(0.4 if parameter.dim() > 1 else 1)
     images = images_for(tower)
     with torch.no_grad():
         with tokensieve.apply(tower, plan), torch.autocast("cpu", torch.bfloat16):
@@ -343,7 +350,8 @@ def test_bf16_and_autocast(plan):
             low = tower(images.bfloat16())
     assert mixed.shape == exact.shape
     assert low.dtype == torch.bfloat16 and torch.isfinite(low).all() and handle.ledger[0].tokens_out == 9
-    assert torch.cosine_similarity(mixed.float(), exact).min() > 0.9
+    assert torch.cosine_similarity(mixed.float(), exact).min() > 0.95  # also if a near tie falls the other way: 0.98
+    assert torch.cosine_similarity(low.float(), exact).min() > 0.95
 
 
 def test_training_passes_gradients_and_patch_dropout_is_counted():
@@ -361,7 +369,7 @@ def test_the_model_keeps_its_own_api(tiny_clip):
     with torch.no_grad():
         with tokensieve.apply(model, Plan.parse("grid@2:6")) as handle:
             image_features, text_features, _ = model(images, text)
-            torch.testing.assert_close(model.encode_image(images, normalize=True), image_features)
+            assert_near(model.encode_image(images, normalize=True), image_features)
         assert handle.kept.shape == (3, 6)
         assert torch.equal(text_features, model.encode_text(text, normalize=True))
 
@@ -390,8 +398,8 @@ def test_a_copy_of_a_model_with_a_plan_on_it_is_refused():
 
 
 def test_attention_after_a_cut_before_the_first_block_is_of_what_is_left():
-    tower = make_tower()
-    images = images_for(tower)
+    tower = make_tower().double()
+    images = images_for(tower).double()
     with torch.no_grad(), tokensieve.apply(tower, "grid@0:12 + anchor@1:5(k=2)") as handle:
         tower(images)
         first = handle.stages[0][1]

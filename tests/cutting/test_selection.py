@@ -11,6 +11,7 @@ from open_clip.transformer import VisionTransformer
 
 import tokensieve
 from tests.support.reference import anchor_choice, attention_matrix, pruned_features
+from tests.support.rounding import assert_near
 from tokensieve import UserError
 from tokensieve.errors import PlanWarning
 from tokensieve.methods.anchor import importance
@@ -22,12 +23,14 @@ K, M, ALPHA = 3, 6, 0.5
 
 @pytest.fixture(scope="module")
 def clip(tiny_clip):
-    return tiny_clip.make()[0]
+    """In float64: its blocks make a rounding error of their input a thousand times as large, so in float32 it would be open
+    which patches they choose, and formulas would agree to three digits only."""
+    return tiny_clip.make()[0].double()
 
 
 @pytest.fixture(scope="module")
 def images():
-    return torch.randn(4, 3, 48, 32, generator=torch.Generator().manual_seed(2))
+    return torch.randn(4, 3, 48, 32, generator=torch.Generator().manual_seed(3)).double()
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +64,10 @@ def test_scores_are_the_formula(tokens, block):
         diversity = tokensieve.compute_diversity_scores(tokens, anchors)
         matrix = attention_matrix(block, tokens)
         for b in range(len(tokens)):
-            for i in range(24):
-                wanted = torch.stack([matrix[b, 1 + i, 1 + j] for j in anchors[b]]).mean()
-                torch.testing.assert_close(importance[b, i], wanted)
-                cosines = [torch.cosine_similarity(tokens[b, 1 + i], tokens[b, 1 + j], dim=0) for j in anchors[b]]
-                torch.testing.assert_close(diversity[b, i], 1 - torch.stack(cosines).max(), atol=1e-5, rtol=1e-5)
+            rows, others = 1 + torch.arange(24), 1 + anchors[b]
+            assert_near(importance[b].float(), torch.stack([matrix[b, i, others].mean() for i in rows]), steps=1000)
+            cosines = [[torch.cosine_similarity(tokens[b, i], tokens[b, j], dim=0) for j in others] for i in rows]
+            assert_near(diversity[b].float(), torch.stack([1 - torch.stack(row).max() for row in cosines]))
 
 
 def test_importance_is_not_constant_and_alpha_changes_the_choice(tokens, block):
@@ -94,7 +96,7 @@ def test_zero_fill_keeps_the_length(tokens, block):
     assert out.shape == tokens.shape and torch.equal(out[:, 0], tokens[:, 0])
     for b in range(len(tokens)):
         for i in range(24):
-            assert torch.equal(out[b, 1 + i], tokens[b, 1 + i] if i in kept[b] else torch.zeros(32))
+            assert torch.equal(out[b, 1 + i], tokens[b, 1 + i] if i in kept[b] else torch.zeros(32).double())
 
 
 def test_pooled_features_are_returned_as_they_are():
@@ -175,7 +177,7 @@ def test_pruning_inside_the_tower_is_the_formula(clip, images, layer):
             features = clip.encode_image(images)
         wanted, kept = pruned_features(clip.visual, images, layer, lambda a, x: anchor_choice(a, x, K, M, ALPHA)[0])
     assert handle.kept.tolist() == kept
-    torch.testing.assert_close(features, wanted, atol=1e-4, rtol=1e-4)
+    assert_near(features, wanted, steps=1e6)
     assert features.shape == (4, 16)
     assert [(row.layer, row.tokens_in, row.tokens_out) for row in handle.ledger] == [(str(layer), 24, K + M)]
 
@@ -204,7 +206,7 @@ def test_functions_and_plan_choose_alike(clip, images):
 
 
 def test_pruned_vision_encoder_can_be_copied_and_pickled(images):
-    tower = VisionTransformer((48, 32), 8, 32, 4, 4, 2.0, pool_type="avg").eval()
+    tower = VisionTransformer((48, 32), 8, 32, 4, 4, 2.0, pool_type="avg").double().eval()
     encoder = tokensieve.PrunedVisionEncoder(tower, K, M, rest="merge")
     with torch.no_grad():
         for copied in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
@@ -240,7 +242,7 @@ def test_selection_at_the_output_leaves_the_cls_feature(clip, images):
         with tokensieve.apply(clip, f"anchor@out(k={K},m={M},rest=zero)") as handle:
             features = clip.encode_image(images)
             x = clip.visual.transformer(clip.visual._embeds(images))
-    torch.testing.assert_close(features, stock, atol=1e-5, rtol=1e-5)
+    assert_near(features, stock, steps=1e6)
     assert x.shape[1] == 25
     assert torch.equal((x[:, 1:] != 0).any(-1).sum(1), torch.tensor([K + M] * 4))
     for b in range(4):

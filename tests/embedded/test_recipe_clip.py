@@ -53,7 +53,7 @@ def command(path, output, resume=False):
     return [sys.executable, "-c", f"from tokensieve import training; {call}"]
 
 
-def wait_for(path: Path, process: subprocess.Popen, seconds=120):
+def wait_for(path: Path, process: subprocess.Popen, seconds=300):
     end = time.monotonic() + seconds
     while not path.exists():
         assert process.poll() is None and time.monotonic() < end, process.stderr.read()
@@ -101,7 +101,7 @@ def test_told_to_stop_it_saves_says_where_and_exits(tmp_path, number, code):
     process = subprocess.Popen(command(path, tmp_path / "run"), stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for(tmp_path / "run" / "checkpoints" / "step-00000002", process)
     os.killpg(process.pid, number)  # as a terminal and `timeout` do: the workers are meant too
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=300)
     assert process.returncode == code
     found, broken = checkpoint.latest(tmp_path / "run" / "checkpoints")
     assert found is not None and not broken and str(found.folder) in told and "--resume" in told
@@ -113,7 +113,7 @@ def test_a_crash_does_not_wait_for_the_workers(tmp_path):
     path = written(tmp_path, TINY.replace("workers: 0", "workers: 1"))
     crash = "from tokensieve.training import checkpoint; checkpoint.save = None; "
     *python, call = command(path, tmp_path / "run")
-    ended = subprocess.run([*python, crash + call], stderr=subprocess.PIPE, text=True, timeout=60)
+    ended = subprocess.run([*python, crash + call], stderr=subprocess.PIPE, text=True, timeout=300)
     assert ended.returncode == 1 and "TypeError" in ended.stderr
 
 

@@ -845,7 +845,7 @@ def test_signals_end_the_run_with_their_code(
         "import sys, time, open_clip\n"
         "from tokensieve import evaluate\n"
         "from tokensieve.cli import main\n"
-        "def slow(*a, **k):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "def slow(*a, **k):\n    print('ready', flush=True)\n    time.sleep(600)\n"
         "evaluate.run_job = slow\n"
         f"open_clip.add_model_config({str(Path(tiny_clip.weights).parent / 'tiny-clip.json')!r})\n"
         "sys.exit(main(sys.argv[1:]))\n"
@@ -855,7 +855,7 @@ def test_signals_end_the_run_with_their_code(
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=300)
     assert process.returncode == code
     assert "Traceback" not in error
     assert not list(tmp_path.glob("*.json"))

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 import tokensieve
 from tests.support.paths import ROOT
-from tests.support.reference import attention_matrix
+from tests.support.reference import attention_matrix, in_float64
+from tests.support.rounding import assert_near
 from tokensieve import UserError, config, training
 from tokensieve.errors import Uncuttable
 from tokensieve.methods.learned import learned
@@ -69,7 +70,7 @@ def test_in_training_the_choice_is_hard_too(model, scorer, rest):
     with torch.no_grad():
         hard, plain = feature(model, plan, scorer.eval())
     assert torch.equal(trained.kept, plain.kept)
-    torch.testing.assert_close(soft.detach(), hard, atol=1e-5, rtol=1e-5)
+    assert_near(soft.detach(), hard)
 
 
 @pytest.mark.parametrize("rest", RESTS)
@@ -90,14 +91,14 @@ def test_a_closed_gate_puts_the_alternative_in_the_tokens_place(scorer):
     shut = replace(chosen, gate=torch.zeros(3, 5))
     assert apply_rest(view, shut, "drop").sizes_after(None).abs().max() == 0
     fused = apply_rest(view, shut, "fuse").apply(view.tokens)
-    torch.testing.assert_close(fused[:, :5], fused[:, 5:].expand(-1, 5, -1))
+    assert_near(fused[:, :5], fused[:, 5:].expand(-1, 5, -1))
     merged, plain = apply_rest(view, shut, "merge").apply(view.tokens), apply_rest(view, chosen, "merge").apply(view.tokens)
     for b in range(3):
         tokens = view.tokens[b, chosen.index[b]]
         for i in range(5):
             others = [j for j in range(5) if j != i]
             nearest = max(others, key=lambda j: F.cosine_similarity(tokens[i], tokens[j], dim=0).item())
-            torch.testing.assert_close(merged[b, i], plain[b, nearest])
+            assert_near(merged[b, i], plain[b, nearest])
 
 
 def test_exploration_changes_the_choice_in_training_only(scorer):
@@ -148,7 +149,7 @@ def test_other_families_can_be_trained_for(family, rest):
     images = torch.randn(2, 3, 64, 64)
     _, heard = learned_selector.seen_in_full(net, images, open_tower(net).blocks[2])
     assert heard.shape == (2, 16)
-    torch.testing.assert_close(heard.sum(-1), torch.ones(2))
+    assert_near(heard.sum(-1), torch.ones(2))
     with tokensieve.apply(net, f"learned@2:5(rest={rest})", weights={"learned": part}):
         (encode_image(net, images) @ torch.randn(32)).sum().backward()
     assert all(parameter.grad.abs().max() > 0 for parameter in part.parameters())
@@ -161,9 +162,9 @@ def test_the_goal_is_the_models_feature_and_its_next_blocks_cls_row(model):
     goal, heard = learned_selector.seen_in_full(model, IMAGES, block)
     hook.remove()
     with torch.no_grad():
-        row = attention_matrix(block.module, caught[0])[:, 0, 1:]
-        torch.testing.assert_close(goal, F.normalize(model.encode_image(IMAGES), dim=-1))
-    torch.testing.assert_close(heard, row / row.sum(-1, keepdim=True), atol=1e-6, rtol=1e-4)
+        row = attention_matrix(in_float64(block.module), caught[0].double())[:, 0, 1:]
+        assert_near(goal, F.normalize(model.encode_image(IMAGES), dim=-1))
+    assert_near(heard, row / row.sum(-1, keepdim=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -300,4 +301,4 @@ def test_the_shipped_weights_beat_training_free_choices(model):
             with tokensieve.apply(model, plan):
                 close[plan] = (F.normalize(model.encode_image(images), dim=-1) * full).sum(-1).mean().item()
     best, *others = close.values()
-    assert best > max(others), close
+    assert best > max(others) + 1e-3, close  # far more than rounding can do

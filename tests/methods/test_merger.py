@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import tokensieve
 from tests.support import vlm_models
+from tests.support.rounding import assert_best, assert_near
 from tokensieve import UserError
 from tokensieve.core import Question
 from tokensieve.methods.merger import Merger, merger, sparsity
@@ -29,19 +30,20 @@ def part(request):
 
 
 def slow(part, view, centres):
-    """Means by loops over tokens and centres, from the scorer's own view of the tokens."""
+    """Means by loops over tokens and centres, from the scorer's own view of the tokens, in float64."""
     _, seen = part(view)
-    q, k, t, d = part.q.weight, part.k.weight, float(part.temperature), part.q.out_features
+    seen, q, k = seen.double(), part.q.weight.double(), part.k.weight.double()
+    t, d = float(part.temperature), part.q.out_features
     means, sizes = [], []
     for b, chosen in enumerate(centres.tolist()):
-        share = torch.zeros(view.n, len(chosen))
+        share = torch.zeros(view.n, len(chosen), dtype=torch.float64)
         for i in range(view.n):
             logits = [float((q @ seen[b, i]) @ (k @ seen[b, c])) / math.sqrt(d) / t for c in chosen]
-            share[i] = torch.tensor(logits).softmax(0)
+            share[i] = torch.tensor(logits, dtype=torch.float64).softmax(0)
             if i in chosen:
-                share[i] = F.one_hot(torch.tensor(chosen.index(i)), len(chosen)).float()
+                share[i] = F.one_hot(torch.tensor(chosen.index(i)), len(chosen)).double()
         mass = share * view.sizes_or_ones()[b][:, None]
-        means.append((mass.T @ view.tokens[b]) / mass.sum(0)[:, None])
+        means.append((mass.T @ view.tokens[b].double()) / mass.sum(0)[:, None])
         sizes.append(mass.sum(0))
     return torch.stack(means), torch.stack(sizes)
 
@@ -53,11 +55,11 @@ def test_means_of_the_tokens_around_the_best(part, merged):
     view = view_of(part.eval(), merged=merged)
     made = merger(view, 7)
     scores, _ = part(view)
-    assert made.index.tolist() == [sorted(row) for row in scores.topk(7).indices.tolist()]
+    assert_best(made.index, scores)
     means, sizes = slow(part, view, made.index)
-    torch.testing.assert_close(made.apply(view.tokens), means)
-    torch.testing.assert_close(made.sizes, sizes)
-    torch.testing.assert_close(made.sizes.sum(1), view.sizes_or_ones().sum(1))
+    assert_near(made.apply(view.tokens), means)
+    assert_near(made.sizes, sizes)
+    assert_near(made.sizes.sum(1), view.sizes_or_ones().sum(1))
 
 
 def test_norms_do_not_grow():
@@ -110,7 +112,7 @@ def test_the_gate_changes_nothing_forward_and_asks_for_the_difference_backward(p
     pull = (wish * (merged - merged.gather(1, nearest[..., None].expand_as(merged)))).sum(-1)  # (3, 7)
     share = scores.detach().softmax(-1)
     expected = torch.zeros(3, 24).scatter(1, made.index, pull) - share * pull.sum(-1, keepdim=True)
-    torch.testing.assert_close(scores.grad, expected, atol=1e-4, rtol=1e-4)
+    assert_near(scores.grad, expected, steps=1000)
 
 
 class Fixed:
@@ -175,8 +177,8 @@ def test_sparsity_is_about_the_scores():
     done = torch.full((2, 10), -40.0)
     done[:, :3] = 40.0
     assert sparsity(done, 3) < 1e-6
-    assert float(sparsity(done, 5)) == pytest.approx(0.04)
-    assert float(sparsity(torch.zeros(2, 10), 5)) == pytest.approx(0.25)
+    assert float(sparsity(done, 5)) == pytest.approx(0.04, rel=1e-4)
+    assert float(sparsity(torch.zeros(2, 10), 5)) == pytest.approx(0.25, rel=1e-4)
     scores = torch.randn(2, 10, requires_grad=True)
     sparsity(scores, 3).backward()
     assert (scores.grad != 0).all()
@@ -194,8 +196,8 @@ def test_the_question_matters_and_padding_does_not():
     assert not torch.allclose(scores, other)
     padded = Question(question.tokens.clone(), question.mask)
     padded.tokens[:, 3:] = 7.0
-    torch.testing.assert_close(aware(replace(view, question=padded))[0], scores)
-    torch.testing.assert_close(part(replace(view, question=question))[0], part(replace(view, question=padded))[0])
+    assert_near(aware(replace(view, question=padded))[0], scores)
+    assert_near(part(replace(view, question=question))[0], part(replace(view, question=padded))[0])
     with pytest.raises(UserError, match="needs a question"):
         aware(replace(view, question=None))
 
@@ -226,7 +228,7 @@ def test_it_keeps_what_it_was_trained_for_unless_told(plan, left):
 @torch.no_grad()
 def test_the_decoder_hears_a_merged_token_as_often_as_it_stands_for_patches(plan, implementation):
     """Against the decoder's layers run one by one on the tokens that are left, with log(size) on their keys."""
-    model, batch = vlm_models.llava(implementation=implementation), vlm_models.prompts((1,), (5,))
+    model, batch = vlm_models.in_float64(vlm_models.llava(implementation=implementation), vlm_models.prompts((1,), (5,)))
     weights = {"merger": Merger(width=24, question_width=32, keep=9).eval()} if "merger" in plan else None
     with tokensieve.apply(model, plan, weights=weights) as handle:
         fast = model(**batch).logits[0, -1]
@@ -245,17 +247,17 @@ def test_the_decoder_hears_a_merged_token_as_often_as_it_stands_for_patches(plan
         made = inner.multi_modal_projector(whole.apply(tower))[0]
     vision = (ids == vlm_models.IMAGE).nonzero()[:, 0]
     where = torch.cat([(ids != vlm_models.IMAGE).nonzero()[:, 0], vision[whole.index[0]]]).sort().values
-    states, bias = inner.get_input_embeddings()(ids[where]), torch.zeros(len(where))
+    states, bias = inner.get_input_embeddings()(ids[where]), torch.zeros(len(where), dtype=torch.float64)
     for place, state, size in zip(vision[whole.index[0]], made, handle.stages[-1][1].sizes[0], strict=True):
         states[where == place], bias[where == place] = state, size.log()
     for layer in inner.language_model.layers:
         tables = inner.language_model.rotary_emb(states[None], where[None])
-        mask = torch.full((len(where), len(where)), -torch.inf).triu(1) + bias
+        mask = torch.full((len(where), len(where)), -torch.inf, dtype=torch.float64).triu(1) + bias
         states = layer(states[None], attention_mask=mask[None, None], position_embeddings=tables)[0]
     slow = model.lm_head(inner.language_model.norm(states))[-1]
-    torch.testing.assert_close(fast, slow, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(again[0][0], fast, atol=1e-4, rtol=1e-4)
-    assert float(bias.exp().sum()) == pytest.approx(len(ids))  # all patches and all words
+    torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(again[0][0], fast, atol=1e-5, rtol=1e-5, check_dtype=False)
+    assert float(bias.exp().sum()) == pytest.approx(len(ids), rel=1e-4)  # all patches and all words
 
 
 def test_settings_build_it_again():

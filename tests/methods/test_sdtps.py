@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import tokensieve
+from tests.reference import assert_clear, in_float64
+from tests.support.rounding import assert_near
 from tokensieve.core import View
 from tokensieve.errors import UserError
 from tokensieve.methods.sdtps import Sdtps, TokenAggregation, TokenSparse, sdtps
@@ -33,7 +35,9 @@ def scaled(cosines: list[float]) -> list[float]:
 
 
 def slow_scores(sparse: TokenSparse, tokens: Tensor, own: Tensor, others: list[Tensor]) -> list[float]:
-    """s of one image, patch by patch, as the formulas are written: two other modalities."""
+    """s of one image, patch by patch, as the formulas are written, in float64: two other modalities."""
+    sparse, tokens, own = in_float64(sparse), tokens.double(), own.double()
+    others = [other.double() for other in others]
 
     def cos(a: Tensor, b: Tensor) -> float:
         return float((a @ b) / (a.norm() * b.norm()))
@@ -52,14 +56,16 @@ def test_scores_selection_and_extra_token_are_the_formulas() -> None:
     made = sparse(tokens, own, others)
     for b in range(2):
         scores = slow_scores(sparse, tokens[b], own[b], list(others[b]))
-        torch.testing.assert_close(made.scores[b], torch.tensor(scores))
+        assert_near(made.scores[b], torch.tensor(scores, dtype=torch.float64))
         best = sorted(sorted(range(10), key=lambda i: -scores[i])[:5])
+        assert_clear(scores, best)
         assert made.index[b].tolist() == best
         left = [i for i in range(10) if i not in best]
         total = sum(math.exp(scores[i]) for i in left)
-        extra = sum(math.exp(scores[i]) / total * tokens[b, i] for i in left)
-        torch.testing.assert_close(made.extra_token[b, 0], extra)
-        torch.testing.assert_close(made.select_tokens[b], tokens[b, best])
+        extra = sum(math.exp(scores[i]) / total * tokens[b, i].double() for i in left)
+        assert isinstance(extra, Tensor)
+        assert_near(made.extra_token[b, 0], extra)
+        assert torch.equal(made.select_tokens[b], tokens[b, best])
         assert made.score_mask[b].tolist() == [float(i in best) for i in range(10)]
 
 
@@ -68,13 +74,14 @@ def test_aggregation_is_the_formula() -> None:
     aggregate = TokenAggregation(dim=20, keeped_patches=3, dim_ratio=0.2).eval()
     aggregate.scale.fill_(1.7)
     tokens = drawn(2, 6, 20)
-    made = aggregate(tokens)
+    made, exact = aggregate(tokens), in_float64(aggregate.weight)
     for b in range(2):
-        logits = 1.7 * aggregate.weight(tokens[b])  # (6, 3)
+        logits = 1.7 * exact(tokens[b].double())  # (6, 3)
         for j in range(3):
             powers = [math.exp(float(logits[i, j])) for i in range(6)]
-            expected = sum(power / sum(powers) * tokens[b, i] for i, power in enumerate(powers))
-            torch.testing.assert_close(made[b, j], expected)
+            expected = sum(power / sum(powers) * tokens[b, i].double() for i, power in enumerate(powers))
+            assert isinstance(expected, Tensor)
+            assert_near(made[b, j], expected)
 
 
 def test_names_and_defaults_of_the_published_modules() -> None:
@@ -101,7 +108,7 @@ def test_the_method_is_both_modules_one_after_the_other() -> None:
     sparse, aggregate = part.weights_of("")
     found = sparse(tokens, own)
     expected = torch.cat([aggregate(found.select_tokens), found.extra_token], dim=1)
-    torch.testing.assert_close(sdtps(view_of(tokens, own, part), part.keep).apply(tokens), expected)
+    assert_near(sdtps(view_of(tokens, own, part), part.keep).apply(tokens), expected)
 
 
 @torch.no_grad()
@@ -113,7 +120,7 @@ def test_other_modalities_guide_wherever_they_come_from() -> None:
         rows = slice(2 * m, 2 * m + 2)
         others = torch.stack([own[2 * o : 2 * o + 2] for o in range(3) if o != m], dim=1)  # (B, 2, D)
         alone = sdtps(view_of(tokens[rows], own[rows], part, modalities=(name,), others=others), part.keep)
-        torch.testing.assert_close(alone.as_weight(), together.as_weight()[rows])
+        assert_near(alone.as_weight(), together.as_weight()[rows])
         nobody = sdtps(view_of(tokens[rows], own[rows], part, modalities=(name,)), part.keep)
         assert nobody.scores is not None and alone.scores is not None and not torch.allclose(nobody.scores, alone.scores)
 
@@ -122,7 +129,7 @@ def test_other_modalities_guide_wherever_they_come_from() -> None:
 def test_one_other_modality_counts_for_two() -> None:
     sparse = TokenSparse(dim=16)
     tokens, own, other = drawn(2, 10, 16), drawn(2, 16, seed=1), drawn(2, 1, 16, seed=2)
-    torch.testing.assert_close(sparse.score(tokens, own, other), sparse.score(tokens, own, other.repeat(1, 2, 1)))
+    assert_near(sparse.score(tokens, own, other), sparse.score(tokens, own, other.repeat(1, 2, 1)))
 
 
 @pytest.mark.parametrize("gumbel", [False, True])
@@ -185,7 +192,8 @@ def test_the_decision_is_hard_forward_and_soft_backward() -> None:
     scores = made.scores.detach().requires_grad_()
     gumbel = -(-noise.clamp(1e-6, 1 - 1e-6).log()).log()
     (6 * ((scores + gumbel) / 0.7).softmax(-1) * toward).sum().backward()  # 6 of 12 are kept
-    torch.testing.assert_close(slope, scores.grad)
+    assert scores.grad is not None
+    assert_near(slope, scores.grad)
 
 
 def test_noise_is_of_training_only() -> None:

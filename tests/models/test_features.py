@@ -7,6 +7,7 @@ import torch
 
 import tokensieve
 from tests.support import hf_models
+from tests.support.rounding import assert_near
 from tokensieve import UserError
 from tokensieve.errors import PlanWarning
 from tokensieve.models.features import encode_image, encode_text, get_image_features_with_tokens
@@ -51,7 +52,7 @@ def family(request):
 def test_image_features_are_the_librarys_own(family):
     kind, model = family
     with torch.no_grad():
-        torch.testing.assert_close(encode_image(model, IMAGES), own_feature(kind, model, IMAGES), rtol=1e-5, atol=1e-5)
+        assert_near(encode_image(model, IMAGES), own_feature(kind, model, IMAGES), steps=1000)
 
 
 @pytest.mark.parametrize("plan", ["none", "random@2:10", "random@2:10(rest=merge)", "random@out:10(rest=zero)"])
@@ -80,7 +81,7 @@ def test_tokens_are_those_that_leave_the_last_block(tiny_clip):
         for block in model.visual.transformer.resblocks:
             x = block(x)
         assert torch.equal(feature, model.encode_image(images))
-        assert torch.equal(tokens, x[:, 1:])
+        assert_near(tokens, x[:, 1:], steps=10_000)  # it makes rounding errors much larger than they begin
 
 
 def test_a_tower_that_cannot_be_opened_has_no_tokens():
@@ -89,7 +90,7 @@ def test_a_tower_that_cannot_be_opened_has_no_tokens():
     model = timm.create_model("resnet10t").eval()
     with torch.no_grad():
         feature, tokens = get_image_features_with_tokens(model, IMAGES)
-        assert torch.equal(feature, model.forward_head(model.forward_features(IMAGES), pre_logits=True))
+        assert_near(feature, model.forward_head(model.forward_features(IMAGES), pre_logits=True))
     assert tokens is None
 
 

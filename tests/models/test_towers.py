@@ -19,6 +19,7 @@ from torch import nn
 import tokensieve
 from tests.support.paths import ROOT
 from tests.support.reference import anchor_choice
+from tests.support.rounding import assert_near
 from tests.support.states import assert_untouched, snapshot
 from tokensieve import Reduction, Uncuttable, UserError
 from tokensieve.core import View
@@ -199,8 +200,12 @@ VARIANTS = {
 }
 
 
-def make(name):
-    """The tiny model, its weights made large enough that attention is not flat, and three images."""
+def make(name, dtype=torch.float32, seed=1):
+    """The tiny model, its weights made large enough that attention is not flat, and three images.
+
+    In float64 for what is computed in two ways: rounding errors of float32 grow from block to block, as much as the CPU's
+    kernels differ, and near ties of scores fall either way.
+    """
     variant = VARIANTS[name]
     torch.manual_seed(0)
     model = variant.build().eval()
@@ -208,8 +213,10 @@ def make(name):
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "text" not in parameter_name:
                 parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() == 2 else 0.5))
-    images = torch.randn(3, 3, *variant.size, generator=torch.Generator().manual_seed(1))
-    return model, images
+    images = torch.randn(3, 3, *variant.size, generator=torch.Generator().manual_seed(seed))
+    if name == "eva_mixed":
+        dtype = torch.float32  # timm computes its angles in no other type
+    return model.to(dtype), images.to(dtype)
 
 
 def run(name, model, images):
@@ -340,7 +347,7 @@ def test_without_a_plan_and_after_one_it_is_stock_to_the_bit(name):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_opened_blocks_are_the_stock_blocks(name):
-    model, images = make(name)
+    model, images = make(name, torch.float64)
     tower = open_tower(model)
     seen = []
     hooks = [
@@ -357,7 +364,7 @@ def test_opened_blocks_are_the_stock_blocks(name):
         with torch.no_grad():
             args, kwargs = block.select_inputs(None, tuple(args), kwargs)
             y, _ = block.attend(x, None, *args, **kwargs)
-            torch.testing.assert_close(block.mlp(y), stock, atol=1e-5, rtol=1e-4)
+            assert_near(block.mlp(y).float(), stock)
 
 
 # --- cuts -----------------------------------------------------------------------------------------------------------
@@ -366,18 +373,18 @@ def test_opened_blocks_are_the_stock_blocks(name):
 @pytest.mark.parametrize("plan", ["grid@2:7", "random@2:7"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_cut_is_the_stock_blocks_on_the_gathered_tokens(name, plan):
-    model, images = make(name)
+    model, images = make(name, torch.float64)
     with tokensieve.apply(model, plan) as handle:
         out = run(name, model, images)
     assert handle.kept.shape == (3, 7) and handle.kept.max() < patches(name)
     expected, _ = slow(name, model, images, 2, lambda tokens: handle.kept, patches(name))
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    assert_near(out.float(), expected)
     assert [(row.tokens_in, row.tokens_out) for row in handle.ledger] == [(patches(name), 7)]
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if "eager" not in name])
 def test_anchor_is_the_formula_with_the_models_own_coarse_row(name, monkeypatch):
-    model, images = make(name)
+    model, images = make(name, torch.float64, seed=7 if name == "eva_norm_after" else 1)  # the reference refuses near ties
     with tokensieve.apply(model, "anchor@2(k=3,m=5)") as handle:
         out = run(name, model, images)
     prefix, n = VARIANTS[name].prefix, patches(name)
@@ -391,20 +398,20 @@ def test_anchor_is_the_formula_with_the_models_own_coarse_row(name, monkeypatch)
             coarse = coarse_of(name, model, matrix, tokens)
             kept = []
             for b in range(len(tokens)):
-                whole = torch.zeros(1 + n, 1 + n)  # the reference reads its coarse row off row 0
+                whole = torch.zeros(1 + n, 1 + n, dtype=torch.float64)  # the reference reads its coarse row off row 0
                 whole[0, 1:], whole[1:, 1:] = coarse[b], matrix[b, prefix:, prefix:]
                 kept.append(anchor_choice(whole, tokens[b], 3, 5, 0.5)[0])
             return torch.tensor(kept)
 
         expected, kept = slow(name, model, images, 2, choose, n)
     assert torch.equal(handle.kept, kept)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
+    assert_near(out.float(), expected)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_coarse_row_in_a_view(name):
     """CLS row, pooling query (with log sizes) or attention received, straight from a view at the cut."""
-    model, images = make(name)
+    model, images = make(name, torch.float64)
     seen = []
 
     @method(needs=("attention",))
@@ -425,10 +432,10 @@ def test_coarse_row_in_a_view(name):
     if VARIANTS[name].coarse == "query":
         with torch.no_grad():
             expected = pooling_row(name, model, view.tokens, view.sizes.log())
-        torch.testing.assert_close(coarse.sum(-1), torch.ones(3))
+        assert_near(coarse.sum(-1).float(), torch.ones(3))
     else:
         expected = coarse_of(name, model, matrix, view.tokens)
-    torch.testing.assert_close(coarse, expected, atol=1e-5, rtol=1e-4)
+    assert_near(coarse.float(), expected)
     if VARIANTS[name].coarse != "cls":
         with pytest.raises(ValueError, match="no CLS token"):
             attention.cls_row()
@@ -441,12 +448,12 @@ def test_coarse_row_in_a_view(name):
 )
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_batch_is_its_images_one_by_one(name, plan):
-    model, images = make(name)
+    model, images = make(name, torch.float64)
     with tokensieve.apply(model, plan):
         together = run(name, model, images)
     with tokensieve.apply(model, plan):
         alone = torch.cat([run(name, model, images[b : b + 1]) for b in range(3)])
-    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-3)
+    assert_near(together.float(), alone, steps=1000)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -467,7 +474,7 @@ def test_merged_tokens_count_as_often_as_they_stand_for_patches(name):
     """Merging equal tokens into groups of 1, 2 and 3 changes nothing: later attention and pooling weigh by size."""
     if "avgmax" in name:
         pytest.skip("prefix tokens take part in its mean, so that it is no mean of patches")
-    model, images = make(name)
+    model, images = make(name, torch.float64)
     prefix, n, blocks = VARIANTS[name].prefix, patches(name), blocks_of(name, model)
     groups = torch.tensor([g for g in range(n) for _ in range(1 + g % 3)][:n])  # 0, 1, 1, 2, 2, 2, 3, ...
     first = torch.tensor([groups.tolist().index(g) for g in range(int(groups.max()) + 1)])
@@ -504,19 +511,19 @@ def test_merged_tokens_count_as_often_as_they_stand_for_patches(name):
     for out in outs:
         if "no_head" in name:
             full = full[:, first] if full.shape[1] == n else full
-        torch.testing.assert_close(out, full, atol=1e-4, rtol=1e-3)
+        assert_near(out.float(), full, steps=1000)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_zero_fill_excludes_the_rest_from_pooling(name):
-    model, images = make(name)
+    model, images = make(name, torch.float64)
     if open_tower(model).pools_cls or "no_head" in name or "avgmax" in name:
         pytest.skip("no pooling over patches")
     outs = []
     for plan in ("grid@out:6(rest=zero)", "grid@out:6"):
         with tokensieve.apply(model, plan):
             outs.append(run(name, model, images))
-    torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-4)
+    assert_near(outs[0].float(), outs[1], steps=1000)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -540,9 +547,9 @@ def test_project_gives_the_feature_of_a_sequence_of_one_token(name):
 
     if "no_head" in name or "avgmax" in name:
         pytest.skip("no pooled feature of its patches")
-    model, images = make(name)
+    model, images = make(name, torch.float64)
     tower = open_tower(model)
-    token, inner = torch.randn(3, 1, WIDTH), getattr(model, "deit", model)
+    token, inner = torch.randn(3, 1, WIDTH).to(images.dtype), getattr(model, "deit", model)
     own = ("hf_siglip_oblong", "hf_clip_projection", "open_clip_siglip", "open_clip_eva")  # not called as encode_image does
     hook = blocks_of(name, model)[-1].register_forward_hook(lambda m, a, y: token.expand(-1, y.shape[1], -1))
     with torch.no_grad():
@@ -550,7 +557,7 @@ def test_project_gives_the_feature_of_a_sequence_of_one_token(name):
         hook.remove()
         projected = tower.project(token.expand(-1, 4, -1))
     assert projected.shape == (3, 4, expected.shape[1])
-    torch.testing.assert_close(projected, expected[:, None].expand(-1, 4, -1), atol=1e-5, rtol=1e-4)
+    assert_near(projected.float(), expected[:, None].expand(-1, 4, -1))
 
 
 # --- what differs from family to family -----------------------------------------------------------------------------
@@ -578,13 +585,13 @@ def test_the_grid_is_the_batchs_own(name):
 
 
 def test_siglip2_padding_is_never_chosen_and_mixed_batches_are_refused():
-    model, images = make("hf_siglip2_padded")
+    model, images = make("hf_siglip2_padded", torch.float64)
     outs = []
     for padding in (0, 9):
         with tokensieve.apply(model, "random@0:20 + anchor@2:10(k=3)") as handle, torch.no_grad():
             outs.append(flexible(model, images, padding))
         assert handle.kept.max() < 24
-    torch.testing.assert_close(*outs, atol=1e-5, rtol=1e-4)
+    assert_near(outs[0].float(), outs[1], steps=1000)
     batch = patches_of(images, padding=4)
     with torch.no_grad(), tokensieve.apply(model, "grid@2:7") as handle:
         for shapes, said in (([[6, 4], [4, 6], [6, 4]], "4 x 6, 6 x 4"), ([[6, 4], [5, 5], [7, 4]], "5 x 5, 6 x 4, 7 x 4")):
@@ -597,7 +604,7 @@ def test_siglip2_padding_is_never_chosen_and_mixed_batches_are_refused():
 
 def test_rotary_angles_differ_from_image_to_image():
     """Images that keep different patches have different angles afterwards; sharing one image's would be another result."""
-    model, images = make("eva")
+    model, images = make("eva", torch.float64)
     with tokensieve.apply(model, "random@2:5") as handle:
         out = run("eva", model, images)
     assert not torch.equal(handle.kept[0], handle.kept[1])
@@ -633,7 +640,7 @@ def test_stock_outputs_of_hugging_face_models_keep_their_shape():
     with torch.no_grad(), tokensieve.apply(model, "anchor@2:6(k=2)"):
         out = model(pixel_values=images, input_ids=text)
         assert out.logits_per_image.shape == (3, 2)
-        torch.testing.assert_close(F.normalize(features(model, images)), out.image_embeds)
+        assert_near(F.normalize(features(model, images)), out.image_embeds, steps=1000)
         states = model.vision_model(pixel_values=images, output_hidden_states=True).hidden_states
     assert [state.shape[1] for state in states] == [26, 26, 7, 7, 7]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import tokensieve
+from tests.support.rounding import assert_near
 from tokensieve.cutting.handle import Handle
 from tokensieve.errors import UserError
 from tokensieve.models.loading import timm as load_timm
@@ -58,15 +59,15 @@ def test_branches_are_the_features_of_each_modality_side_by_side(model: ReidMode
     for m, name in enumerate(MODALITIES):
         tokens = backbone.forward_features(inputs[name])  # type: ignore[operator]
         part = slice(32 * m, 32 * m + 32)
-        torch.testing.assert_close(made.features["plain"][:, part], tokens[:, 0])
-        torch.testing.assert_close(made.features["tokens"][:, part], tokens[:, 1:].mean(1))
+        assert_near(made.features["plain"][:, part], tokens[:, 0])
+        assert_near(made.features["tokens"][:, part], tokens[:, 1:].mean(1))
     for name in BRANCHES:
         branch = plain.branches[name]
         mean, var = (
             torch.cat([getattr(norm, kind) for norm in branch.neck.values()]) for kind in ("running_mean", "running_var")
         )
         necked = (made.features[name] - mean) / (var + 1e-5).sqrt()
-        torch.testing.assert_close(made.logits[name], necked @ branch.classifier.weight.T)
+        assert_near(made.logits[name], necked @ branch.classifier.weight.T)
 
 
 @torch.no_grad()
@@ -80,8 +81,8 @@ def test_a_plan_at_out_sees_projected_tokens_and_pools_what_is_left(model: ReidM
     reduction = handle.reduction
     assert reduction is not None and reduction.k == model.parts["sdtps"].keep
     pooled = reduction.apply(seen[0][:, 1:]).mean(1)  # (M B, E)
-    torch.testing.assert_close(made.features["tokens"], torch.cat(list(pooled.chunk(3)), dim=-1))
-    torch.testing.assert_close(made.features["plain"], model(inputs).features["plain"])
+    assert_near(made.features["tokens"], torch.cat(list(pooled.chunk(3)), dim=-1))
+    assert_near(made.features["plain"], model(inputs).features["plain"])
 
 
 @torch.no_grad()
@@ -103,7 +104,7 @@ def test_missing_modalities(model: ReidModel, plan: str) -> None:
                 if m not in there:
                     assert not made[name][:, part].any()
                 elif name == "plain" or not plan.startswith("sdtps"):
-                    torch.testing.assert_close(made[name][:, part], whole[name][:, part])
+                    assert_near(made[name][:, part], whole[name][:, part])
 
 
 @torch.no_grad()
@@ -150,7 +151,7 @@ def test_merging_at_the_output_pools_as_the_whole(model: ReidModel) -> None:
     inputs = inputs_for(model)
     with tokensieve.apply(model, "grid@out:9(rest=merge)"):
         merged = model(inputs).features["tokens"]
-    torch.testing.assert_close(merged, model(inputs).features["tokens"])
+    assert_near(merged, model(inputs).features["tokens"])
 
 
 @torch.no_grad()

@@ -293,7 +293,7 @@ def test_a_killed_run_resumes_to_the_same_bits(root, tmp_path):
     cut = tmp_path / "cut"
     process = subprocess.Popen([*command, "--output", str(cut)], env=environment, start_new_session=True)
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while not any(cut.glob("checkpoints/step-*")) and time.monotonic() < end:
             assert process.poll() is None
             time.sleep(0.02)

@@ -1,7 +1,17 @@
-"""The formulas of S1 and S2, and a tower that is cut, written slowly and independently of the package."""
+"""The formulas of S1 and S2, and a tower that is cut, written slowly and independently of the package.
+
+Meant for float64: hand in `in_float64(module)` and tokens or images in double.
+"""
+
+import copy
 
 import torch
 import torch.nn.functional as F
+
+
+def in_float64(module):
+    """A copy of the module that computes in double."""
+    return copy.deepcopy(module).double()
 
 
 def attention_matrix(block, x, log_sizes=None):
@@ -11,7 +21,7 @@ def attention_matrix(block, x, log_sizes=None):
     width, heads = x.shape[-1], attn.num_heads
     d = width // heads
     q, k, _ = (h @ attn.in_proj_weight.T + attn.in_proj_bias).split(width, dim=-1)
-    matrix = torch.zeros(x.shape[0], x.shape[1], x.shape[1])
+    matrix = torch.zeros(x.shape[0], x.shape[1], x.shape[1], dtype=x.dtype)
     for head in range(heads):
         part = slice(head * d, (head + 1) * d)
         qh, kh = q[..., part], k[..., part]
@@ -25,7 +35,10 @@ def attention_matrix(block, x, log_sizes=None):
 
 
 def anchor_choice(matrix, tokens, k, m, alpha, normalize="minmax"):
-    """S1's selection for one image: matrix (1+N, 1+N), tokens (N, D) -> kept patches, anchors, scores."""
+    """S1's selection for one image: matrix (1+N, 1+N), tokens (N, D) -> kept patches, anchors, scores.
+
+    Refuses an image where a score is so near to the first one left out that rounding could decide.
+    """
     n = len(tokens)
     coarse = [matrix[0, 1 + i].item() for i in range(n)]
     anchors = sorted(range(n), key=lambda i: (-coarse[i], i))[:k]
@@ -37,7 +50,17 @@ def anchor_choice(matrix, tokens, k, m, alpha, normalize="minmax"):
         )
     scores = [alpha * i + (1 - alpha) * d for i, d in zip(importance, diversity, strict=True)]
     others = sorted((i for i in range(n) if i not in anchors), key=lambda i: (-scores[i], i))[:m]
+    assert_clear(coarse, anchors)
+    assert_clear([scores[i] if i not in anchors else None for i in range(n)], others)
     return sorted(anchors + others), sorted(anchors), scores
+
+
+def assert_clear(scores, chosen, margin=1e-4):
+    """The worst that is chosen is better than the best that is not by this share of the largest score (None: not asked)."""
+    left = [score for i, score in enumerate(scores) if i not in chosen and score is not None]
+    if left and len(chosen):
+        gap = min(scores[i] for i in chosen) - max(left)
+        assert gap > margin * max(abs(score) for score in scores if score is not None), "a near tie; draw other data"
 
 
 def attention_branch(block, x, log_sizes=None):

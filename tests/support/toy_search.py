@@ -49,7 +49,7 @@ def _wait_for_a_signal():
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
-    time.sleep(120)
+    time.sleep(600)
 
 
 if __name__ == "__main__":

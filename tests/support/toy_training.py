@@ -2,7 +2,8 @@
 
 `python tests/support/toy_training.py OUTPUT [--resume]` is a whole `training.run`, also under torchrun. Faults come by TOY_*:
 TOY_NAN=3 makes a loss of step 3 of process 1 (or of the only one) NaN, TOY_SLEEP=0.1 makes every step last,
-TOY_TIMEOUT=5 is how many seconds processes wait for each other.
+TOY_TIMEOUT=5 is how many seconds processes wait for each other, TOY_HOLD=FILE makes step 9 wait until there is such a file
+(a run that is to be stopped on its way is not at its end before, however slow the one who stops it is).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import nn
 
 from tokensieve import training
 
-STEPS, WIDTH = 12, 8
+STEPS, WIDTH, HELD = 12, 8, 9
 
 
 class ToyLearner:
@@ -47,6 +48,8 @@ class ToyLearner:
 
     def step(self, index: int) -> dict[str, float]:
         time.sleep(float(os.environ.get("TOY_SLEEP", "0")))
+        while index == HELD and "TOY_HOLD" in os.environ and not os.path.exists(os.environ["TOY_HOLD"]):
+            time.sleep(0.005)
         for _ in range(2):  # two small batches make one step of the optimizers
             real = torch.from_numpy(np.random.randn(4, WIDTH)).float() + random.random()
             with self.accelerator.accumulate(self.maker, self.critic):

@@ -88,7 +88,7 @@ class Job:
     def wait(self) -> list[int]:
         """The exit codes (negative: the signal that ended it)."""
         for process in self.processes:
-            process.join(60)
+            process.join(180)
             assert process.exitcode is not None, "it hangs"
         return [process.exitcode for process in self.processes]
 
@@ -98,7 +98,7 @@ class Job:
         self.wait()
 
     def until(self, path: Path) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 180
         while not path.exists():
             assert all(process.is_alive() for process in self.processes) and time.monotonic() < end, self.said.read_text()
             time.sleep(0.002)
@@ -142,7 +142,7 @@ def resumed_at(folder: Path) -> int:
 def test_killed_after_a_checkpoint_it_goes_on_to_the_same_bits(tmp_path, whole, size, jitter):
     run, rng = tmp_path / "run", random.Random(jitter)
     for step in (3, 6):
-        job = Job(run, size, resume=step > 3, TOY_SLEEP="0.02")
+        job = Job(run, size, resume=step > 3, TOY_SLEEP="0.02", TOY_HOLD="/nowhere")
         job.until(run / "checkpoints" / f"step-{step:08d}")
         time.sleep(jitter * (1 + rng.random()))
         job.kill()
@@ -182,9 +182,10 @@ def test_killed_while_it_saves(tmp_path, whole, size, moment):
 @pytest.mark.parametrize("size", [1, 2])
 def test_told_to_stop_all_save_and_exit_and_go_on_to_the_same_bits(tmp_path, whole, size):
     run = tmp_path / "run"
-    job = Job(run, size, TOY_SLEEP="0.05")
+    job = Job(run, size, TOY_SLEEP="0.05", TOY_HOLD=str(tmp_path / "told"))
     job.until(run / "checkpoints" / "step-00000003")
     os.kill(job.processes[-1].pid, signal.SIGTERM)  # to one of them
+    (tmp_path / "told").touch()
     assert job.wait() == [143] * size
     said = job.said.read_text()
     found, broken = checkpoint.latest(run / "checkpoints")
@@ -260,10 +261,11 @@ def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_the_curves_of_a_resumed_run_are_those_of_one_that_was_not_stopped(tmp_path, whole):
     run = tmp_path / "run"
-    job = Job(run, 1, TOY_SLEEP="0.02")
+    job = Job(run, 1, TOY_SLEEP="0.02", TOY_HOLD=str(tmp_path / "told"))
     job.until(run / "checkpoints" / "step-00000003")
     time.sleep(0.05)  # beyond it, so that something is drawn twice
     os.kill(job.processes[0].pid, signal.SIGTERM)
+    (tmp_path / "told").touch()
     job.wait()
     found, _ = checkpoint.latest(run / "checkpoints")
     for path in (found.folder / "manifest.json", *run.glob(f"checkpoints/*_step_{found.step}.pt")):
@@ -459,14 +461,14 @@ def ranks_of(run: Path) -> list[int]:
 @pytest.mark.slow
 def test_torchrun_killed_whole_and_resumed(tmp_path, whole):
     run = tmp_path / "run"
-    process = torchrun("tests/support/toy_training.py", str(run), TOY_SLEEP="0.1")
+    process = torchrun("tests/support/toy_training.py", str(run), TOY_SLEEP="0.1", TOY_HOLD="/nowhere")
     wait_for(run / "checkpoints" / "step-00000003", process)
     for rank in ranks_of(run):
         os.kill(rank, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode != 0
     process = torchrun("tests/support/toy_training.py", str(run), "--resume")
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert 0 < resumed_at(run) < toy.STEPS and "Traceback" not in said
     assert_same(whole[2], run)
@@ -486,7 +488,7 @@ def test_the_pruners_of_a_vlm_trained_by_two_processes_killed_and_resumed(tmp_pa
             wait_for(run / "checkpoints" / "step-00000003", process)
             for rank in ranks_of(run):
                 os.kill(rank, signal.SIGKILL)
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
             process = torchrun(*command, "--resume")
         _, said = process.communicate(timeout=600)
         assert process.returncode == 0, said
@@ -503,12 +505,12 @@ def test_the_pruners_of_a_vlm_trained_by_two_processes_killed_and_resumed(tmp_pa
 def test_torchrun_leaves_no_orphans(tmp_path, how):
     """A process that is killed or no longer answers ends the job; Ctrl-C saves and ends it."""
     run = tmp_path / "run"
-    process = torchrun("tests/support/toy_training.py", str(run), TOY_SLEEP="0.1", TOY_STEPS="10000", TOY_TIMEOUT="5")
+    process = torchrun("tests/support/toy_training.py", str(run), TOY_SLEEP="0.1", TOY_STEPS="10000", TOY_TIMEOUT="10")
     wait_for(run / "checkpoints" / "step-00000003", process)
     before = ranks_of(run)
     assert len(before) == 2
     os.kill(process.pid if how == signal.SIGINT else max(before), how)
-    _, said = process.communicate(timeout=100)
+    _, said = process.communicate(timeout=300)
     assert process.returncode != 0 and not ranks_of(run)
     found, broken = checkpoint.latest(run / "checkpoints")
     assert found is not None and not broken
@@ -520,7 +522,7 @@ def test_torchrun_leaves_no_orphans(tmp_path, how):
 def test_a_launcher_that_starts_one_process_silently_is_told(tmp_path):
     words = ["--cpu", "--num_processes", "2", "-m", "tokensieve", "train", "configs/embedded_clip.yaml"]
     process = launch(["accelerate.commands.launch", *words, "--output", str(tmp_path / "run")])
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode != 0 and "accelerate launch was asked for several processes and started one" in said
     assert "torchrun --nproc_per_node" in said and not (tmp_path / "run").exists()
 
@@ -546,6 +548,6 @@ def test_launchers(variables, fine):
 @pytest.mark.slow
 def test_a_training_for_one_process_refuses_two(tmp_path):
     process = torchrun("-m", "tokensieve", "train", "configs/learned_selector.yaml", "--output", str(tmp_path / "run"))
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode != 0 and "this training runs in one process, but the launcher started 2" in said
     assert not (tmp_path / "run").exists()

@@ -15,6 +15,7 @@ import yaml
 import tokensieve
 from tests.support.paths import ROOT
 from tests.support.pruning_worker import gradients, learner, settings, weights
+from tests.test_distributed import free_port
 from tokensieve import UserError, config, training
 from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
 from tokensieve.data import vqa
@@ -226,7 +227,7 @@ made.accelerator.end_training()
 @pytest.mark.slow
 def test_two_processes_are_one_with_twice_the_batch(backbone, tmp_path):
     (tmp_path / "two.py").write_text(TWO)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29517"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     ran = subprocess.run(
         [*command, str(tmp_path / "two.py"), str(backbone), str(tmp_path / "two.pt")],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
