@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from tokensieve.errors import ProcessLostError, UserError
+from tokensieve.errors import ProcessLostError, UserError, one_line
 
 RANK = ("RANK", "PMI_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 SIZE = ("WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
@@ -156,7 +156,7 @@ def translate_gloo_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo's word for a closed connection and for a time-out alike
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise ProcessLostError(
             f"another process of this job ended or did not answer in time (eval has --timeout): {reason}"
         ) from error

@@ -40,3 +40,8 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
     """A hint to append to a message: the nearest allowed word, or nothing."""
     near = nearest(word, options)
     return "" if near is None else f" Did you mean {near!r}?"
+
+
+def one_line(error: object, limit: int | None = None) -> str:
+    """The text of an error as one line, cut after `limit` characters."""
+    return " ".join(str(error).split())[:limit]

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.data.source import Broken, Source
 from tokensieve.data.streams import OtherStream
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, one_line
 from tokensieve.provenance import digest, file_stat
 
 CLASSIFY, RETRIEVE, SELECT = "zeroshot_classification", "zeroshot_retrieval", "image_caption_selection"
@@ -140,7 +140,7 @@ def open_dataset(
     except ImportError as error:
         raise UserError(f"{name} needs the package {error.name or error}: pip install {error.name or '...'}") from error
     except (AssertionError, OSError, RuntimeError, ValueError, KeyError, TypeError, SystemExit) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error, 300)
         raise UserError(f"cannot read the data set {name} in {folder!r} (--dataset_root), split {split!r}: {reason}") from error
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import tokensieve
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import UserError, did_you_mean, one_line
 from tokensieve.methods.registry import REGISTRY, Method, get_method
 from tokensieve.parts.protocol import LoadedPart
 from tokensieve.parts.signature import model_signature
@@ -80,7 +80,7 @@ def read_header(path: Path) -> dict[str, Any]:
     except (SafetensorError, OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        told = " ".join(str(error).split())[:120]
+        told = one_line(error, 120)
         raise UserError(
             f"{path}: damaged, or not a safetensors file ({told}); {training_commands()} makes such files"
         ) from None
@@ -119,7 +119,7 @@ def build_part(path: Path, about: Mapping[str, Any], method: Method) -> nn.Modul
     except UserError:
         raise
     except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
-        told = " ".join(str(error).split())[:160]
+        told = one_line(error, 160)
         raise UserError(f"{path}: damaged, or from another version of {method.name} ({told})") from None
     if not all(bool(torch.isfinite(value).all()) for value in state.values()):
         raise UserError(f"{path}: holds NaN or infinity; train it again with a lower learning rate")

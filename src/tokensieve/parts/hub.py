@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import nn
 
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import UserError, did_you_mean, one_line
 from tokensieve.parts import files as part_files
 from tokensieve.parts import resolve, signature
 from tokensieve.plan import Plan
@@ -252,7 +252,7 @@ def fetch(
     except LocalEntryNotFoundError:
         raise UserError(f"there is no file or folder {repo_id!r}, and as an id on the Hub it is {offline_message()}") from None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        told = " ".join(str(error).split())[:200]
+        told = one_line(error, 200)
         raise UserError(f"there is no file or folder {repo_id!r}, and the Hub does not give it: {told}") from None
 
 
@@ -276,7 +276,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except NotADirectoryError:
         raise UserError(f"{folder} is a file; reducers are a folder. Give it as weights= or --weights instead") from None
     except (OSError, ValueError) as error:
-        told = " ".join(str(error).split())[:120]
+        told = one_line(error, 120)
         raise UserError(f"{path}: damaged, or not JSON ({told}); save the reducers again") from None
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise UserError(f"{path}: not of tokensieve's reducers; Reducers.save_pretrained writes such files")
@@ -316,7 +316,7 @@ def _push(
             commit_message=message or "Reducers of tokensieve",
         )
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
-        told = " ".join(str(error).split())[:200]
+        told = one_line(error, 200)
         raise UserError(f"{repo_id}: the Hub does not take it: {told}. The reducers are saved in {folder}") from None
     return str(done.commit_url)
 

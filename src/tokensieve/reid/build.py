@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve import embedded
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, one_line
 from tokensieve.models import loading
 from tokensieve.models.loading import hf as load_hf
 from tokensieve.models.loading import load_errors
@@ -58,7 +58,7 @@ def _take(mine: nn.Module, theirs: nn.Module, name: str) -> None:
     try:
         mine.load_state_dict(theirs.state_dict())
     except RuntimeError as error:
-        told = " ".join(str(error).split())[:160]
+        told = one_line(error, 160)
         raise UserError(f"{name}: its backbone is another one than this model's ({told})") from None
 
 

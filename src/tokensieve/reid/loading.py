@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tokensieve import embedded
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import UserError, did_you_mean, one_line
 from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.loaded import Loaded, no_text
 from tokensieve.reid.build import build
@@ -95,7 +95,7 @@ def read(name: str) -> ReidModel:
     except UserError:
         raise
     except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
-        said = " ".join(str(error).split())[:160]
+        said = one_line(error, 160)
         raise UserError(f"{name}: damaged, or of another version ({said})") from None
     if not all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point()):
         raise UserError(f"{name}: its weights hold NaN or infinity; train it again with a lower learning rate")

@@ -12,7 +12,7 @@ from tokensieve import provenance
 from tokensieve.config import schema
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Search
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, one_line
 
 if TYPE_CHECKING:
     import optuna
@@ -55,7 +55,7 @@ def storage(url: str) -> optuna.storages.RDBStorage:
                 heartbeat_stale_trial_callback=requeue_callback(RETRIES),
             )
     except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own
-        told = " ".join(str(error).split())
+        told = one_line(error)
         raise UserError(f"manager_settings.storage: {url.split('://')[0]}://... cannot be opened ({told[:300]})") from None
 
 

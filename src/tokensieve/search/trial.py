@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tokensieve import training
 from tokensieve.config import load
-from tokensieve.errors import ProcessLostError, UserError
+from tokensieve.errors import ProcessLostError, UserError, one_line
 from tokensieve.search import space
 from tokensieve.search.study import OWNER, import_optuna, pruner, storage, without_warnings
 
@@ -71,7 +71,7 @@ def reporter(snapshot: Path, trial_id: int) -> Callable[[int, Mapping[str, float
                 trial.report(value, step)
                 behind = trial.should_prune()
         except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own; all processes must hear of it
-            told = " ".join(str(error).split())
+            told = one_line(error)
             raise UserError(f"step {step}: the study's database could not be told {name} ({told[:300]})") from error
         if behind:
             raise UserError(f"{PRUNED}{name} {value:.6g} after step {step} is behind other trials")

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, one_line
 from tokensieve.models.loading.hub import hub_host
 
 
@@ -38,17 +38,17 @@ def translate_load_errors(model: str, pretrained: str) -> Iterator[None]:
     except UserError:
         raise
     except ImportError as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         named = [package for package in ("sentencepiece", "protobuf", "tiktoken") if package in text.lower()]
         hint = f"type pip install {named[0]}" if named else text[:200]
         raise UserError(f"{model} needs a package that is not installed: {hint}") from error
     except (SafetensorError, pickle.UnpicklingError, EOFError) as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         raise UserError(
             f"{pretrained or model} is damaged, or more than tensors (which could run code): {text[:200]}"
         ) from error
     except (RuntimeError, OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         if isinstance(error.__cause__, pickle.UnpicklingError):
             raise UserError(
                 f"{pretrained or model} is damaged, or more than tensors (which could run code): {text[:200]}"

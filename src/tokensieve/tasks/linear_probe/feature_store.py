@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from tokensieve.data.source import Broken
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, one_line
 from tokensieve.files import check_writable, slug, write_bytes
 from tokensieve.provenance import digest
 
@@ -61,7 +61,7 @@ class FeatureStore:
                 return tensors, [Broken(*sample) for sample in about["broken"]]
             reason = "its content is not what was written"
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
         self.say(f"{path} is damaged ({reason}): its features are not used")
         return None
 
