@@ -1,27 +1,28 @@
-# make eval: sets up, then runs the embedded model on the embedded test set under four plans and prints the table.
-# make test: sets up, then lint, types and all tests.
-
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 
-.PHONY: eval test quick lint install
+.PHONY: help eval test quick lint install
 
-eval: $(VENV)/.installed
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "Variables: VENV=$(VENV) (virtual environment), PYTHON=$(PYTHON) (creates it, e.g. make PYTHON=python3.12 test)"
+
+eval: $(VENV)/.installed ## Evaluate the embedded model on the embedded test set with four plans
 	$(BIN)/tokensieve eval
 
-test: $(VENV)/.installed-dev lint
-	$(BIN)/python -m pytest -n 2
+test: $(VENV)/.installed-dev lint ## Run lint and all tests, and list the slowest tests
+	$(BIN)/python -m pytest -n 2 --durations=25
 
-quick: $(VENV)/.installed-dev
+quick: $(VENV)/.installed-dev ## Run the tests that are not marked slow
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.installed-dev ## Run ruff (check and format) and mypy
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed ## Install tokensieve into the virtual environment
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "tokensieve needs Python 3.10 or newer; make PYTHON=python3.11 ..."'

@@ -1,6 +1,6 @@
 """Draws docs/picture.png: what three plans keep of embedded test images, and accuracy over cost from the result files.
 
-python benchmarks/picture.py
+python benchmarks/readme_picture.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# S5 on the embedded people: trains the baseline, SDTPS and the controls with three seeds each, two trainings at a time, and
-# measures each on the test identities; then the times. FOLDER keeps the trainings (about an hour on two cores); a run that was
-# stopped goes on where it was.
+# SDTPS re-identification on the embedded people: trains the baseline, SDTPS and the controls with three seeds each, two at a
+# time, evaluates each on the test identities, then measures times. FOLDER keeps the trainings (about an hour on two cores). Run
+# the script again after an interruption: it resumes.
 #   benchmarks/reid.sh FOLDER
 set -euo pipefail
 cd "$(dirname "$0")/.."

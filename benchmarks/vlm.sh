@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# S4 on the embedded LLaVA: trains the two stages and its ablations, then answers the test questions under each and under the
-# controls at the same counts, then measures times. FOLDER keeps the trained parts (about 45 minutes on two cores).
+# Two-stage VLM pruning of the embedded LLaVA: trains both stages and the ablations, answers the test questions with each and with
+# the controls at the same token counts, then measures times. FOLDER keeps the trained parts (about 45 minutes on two cores).
 #   benchmarks/vlm.sh FOLDER
 set -euo pipefail
 cd "$(dirname "$0")/.."
