@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
@@ -55,10 +57,10 @@ def apart(one: Any, two: Any) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one.logits, two.logits, strict=True))
 
 
-def on(model: Any, plan: str, samples: Tensor | None = None) -> Handle:
-    handle = tokensieve.apply(model, plan)
-    handle.samples = samples
-    return handle
+@contextmanager
+def on(model: Any, plan: str, samples: Tensor | None = None) -> Iterator[Handle]:
+    with tokensieve.apply(model, plan) as handle, handle.call(samples=samples):
+        yield handle
 
 
 def placed(decide: Any, where: str, keep: int) -> Step:
@@ -105,8 +107,8 @@ def test_with_cache_or_without_padded_or_alone(decoder: str, plan: str) -> None:
         assert torch.equal(cached.sequences, uncached.sequences)
         assert apart(cached, stock) > 1e-3  # the plan does something
         for row, (first, count) in enumerate(((0, 1), (1, 2), (3, 1))):
-            handle.samples = torch.arange(first, first + count)
-            alone = answer(model, single(batch, row, first, count))
+            with handle.call(samples=torch.arange(first, first + count)):
+                alone = answer(model, single(batch, row, first, count))
             for a, b in zip(alone.logits, cached.logits, strict=True):
                 assert torch.allclose(a[0], b[row], atol=NEAR)
 

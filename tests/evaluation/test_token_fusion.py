@@ -104,8 +104,8 @@ def test_without_scores_or_without_a_cut_all_patches_count_alike(tiny_clip):
 
 def test_merged_tokens_count_as_often_as_they_stand_for_patches(tiny_clip):
     model = tiny_clip.make()[0]
-    with torch.no_grad(), tokensieve.apply(model, f"random@1:12 + anchor@2:6(k={K},rest=merge)") as handle:
-        handle.samples = torch.arange(3)
+    plan = f"random@1:12 + anchor@2:6(k={K},rest=merge)"
+    with torch.no_grad(), tokensieve.apply(model, plan) as handle, handle.call(samples=torch.arange(3)):
         got = fused_feature(model, images(), handle, "weighted", 0.0)
         mean = fused_feature(model, images(), handle, "mean")
         _, tokens = get_image_features_with_tokens(model, images())

@@ -181,8 +181,7 @@ def test_the_answer_is_not_looked_at(model, heads):
     seen = []
     for told in (ids, other):
         handle = Handle(model, Plan.parse(PLAN), context={"question": question}, parts={"cross": heads.train()})
-        handle.samples = torch.arange(2)
-        with handle:
+        with handle, handle.call(samples=torch.arange(2)):
             model(**BATCH | {"input_ids": told})
         seen.append(torch.stack([made.soft for _, made in handle.soft]))
     assert torch.equal(*seen)

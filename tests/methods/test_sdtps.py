@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tokensieve
-from tests.reference import assert_clear, in_float64
+from tests.support.reference import assert_clear, in_float64
 from tests.support.rounding import assert_near
 from tokensieve.core import View
 from tokensieve.errors import UserError

@@ -60,8 +60,7 @@ def test_feature_with_tokens_is_encode_image_bit_for_bit(family, plan):
     _, model = family
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
-        with tokensieve.apply(model, plan) as handle:
-            handle.samples = torch.arange(3)  # the same random choice in both passes
+        with tokensieve.apply(model, plan) as handle, handle.call(samples=torch.arange(3)):  # one random choice in both passes
             expected = encode_image(model, IMAGES)
             feature, tokens = get_image_features_with_tokens(model, IMAGES)
             assert torch.equal(feature, expected)

@@ -92,8 +92,7 @@ def test_a_plan_at_out_sees_projected_tokens_and_pools_what_is_left(model: ReidM
 def test_missing_modalities(model: ReidModel, plan: str) -> None:
     """The features of what is there do not depend on what is missing but through SDTPS's guidance; the rest is 0."""
     inputs = inputs_for(model)
-    with tokensieve.apply(model, plan) as handle:
-        handle.samples = torch.tensor([4, 5, 6])
+    with tokensieve.apply(model, plan) as handle, handle.call(samples=torch.tensor([4, 5, 6])):
         whole = model(inputs).features
         some = model({name: inputs[name] for name in ("RGB", "TI", "cameras")}).features
         one = model({name: inputs[name] for name in ("NI", "cameras")}).features

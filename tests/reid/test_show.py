@@ -135,8 +135,7 @@ def test_each_modality_is_drawn_with_its_own_patches(model: str, root: str) -> N
     data = load_data("RGBNT201", root, "query")
     inputs = show._inputs(loaded, [data.read(i) for i in range(12)], [shot.camera for shot in data.shots])
     for place, plan in enumerate(plans):
-        with torch.inference_mode(), apply(loaded.model, plan) as handle:
-            handle.samples = torch.arange(12)
+        with torch.inference_mode(), apply(loaded.model, plan) as handle, handle.call(samples=torch.arange(12)):
             loaded.model.encode(inputs)
         reduction = handle.stages[0][1]
         for number, one in ((7, made[0][place]), (2, made[1][place])):

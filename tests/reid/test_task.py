@@ -90,8 +90,7 @@ def slow_numbers(model: str, root: Path, name: str, plan: str, modalities: tuple
         images: list[Any] = [loaded.transform(data.read(index)) for index in range(len(data))]
         inputs = {m: torch.stack([image[m] for image in images]) for m in modalities}
         inputs["cameras"] = torch.tensor([shot.camera for shot in data.shots])
-        with apply(loaded.model, plan, seed=0) as sieve, torch.inference_mode():
-            sieve.samples = torch.arange(len(data))
+        with apply(loaded.model, plan, seed=0) as sieve, torch.inference_mode(), sieve.call(samples=torch.arange(len(data))):
             features = loaded.model.encode(inputs)
         groups = [shot.camera if data.rule == "camera" else shot.scene for shot in data.shots]
         sides.append((features.tolist(), [shot.pid for shot in data.shots], groups))

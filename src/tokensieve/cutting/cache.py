@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""What a plan did to the key/value cache of a decoder, recorded on the cache itself."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 
 @dataclass
 class Stage:
-    """What the layers between two cuts have seen, by the cache."""
+    """The cached tokens of the layers between two cuts."""
 
-    alive: Tensor  # (B, T): False is padding, which nobody looks at
+    alive: Tensor  # (B, T), False is padding, which is not attended to
     bias: Tensor | None = None  # (B, T), log of sizes and of soft masks
 
     def first(self, count: int) -> Stage:
-        """So many tokens of these."""
+        """The first `count` tokens."""
         return Stage(self.alive[:, :count], None if self.bias is None else self.bias[:, :count])
 
     def then(self, new: Stage) -> Stage:
-        """What was there, and what came."""
+        """These tokens and then the new ones."""
         bias = None
         if self.bias is not None or new.bias is not None:
             none = torch.zeros(1, device=new.alive.device)
-            both = [none.expand(part.alive.shape) if part.bias is None else part.bias for part in (self, new)]
+            both = [none.expand(stage.alive.shape) if stage.bias is None else stage.bias for stage in (self, new)]
             bias = torch.cat(both, dim=1)
         return Stage(torch.cat([self.alive, new.alive], dim=1), bias)
 
@@ -36,34 +36,34 @@ class CacheRecord:
     """What a plan has done to a cache."""
 
     plan: str
-    seen: int  # tokens that were fed, of each prompt, padding included
+    n_tokens_fed: int  # tokens that were fed, of each prompt, padding included
     stages: dict[int, Stage] = field(default_factory=dict)  # by the layer with which each begins
 
 
 class PrunedCache:
-    """A cache whose layers hold fewer tokens than were fed; asked for its length in general, it tells what was fed."""
+    """A cache whose layers hold fewer tokens than were fed. Its length in general is that of what was fed."""
 
-    trace: CacheRecord
+    tokensieve_record: CacheRecord
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         length: int = super().get_seq_length(layer_idx)  # type: ignore[misc]
-        return self.trace.seen if layer_idx == 0 else length
+        return self.tokensieve_record.n_tokens_fed if layer_idx == 0 else length
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        before = self.trace.seen - super().get_seq_length(0)  # type: ignore[misc]
+        before = self.tokensieve_record.n_tokens_fed - super().get_seq_length(0)  # type: ignore[misc]
         super().crop(*args, **kwargs)  # type: ignore[misc]
-        self.trace.seen = before + super().get_seq_length(0)  # type: ignore[misc]
+        self.tokensieve_record.n_tokens_fed = before + super().get_seq_length(0)  # type: ignore[misc]
 
 
 @functools.cache
 def pruned_cache_class(kind: Any) -> Any:
-    """The class of caches of a kind that a plan has been at."""
-    return type(f"Sieved{kind.__name__}", (PrunedCache, kind), {})
+    """The class of a pruned cache of this kind."""
+    return type(f"Pruned{kind.__name__}", (PrunedCache, kind), {})
 
 
 def cache_record(cache: Any) -> CacheRecord | None:
     """What plans did to a cache; None: nothing."""
-    return cache.trace if isinstance(cache, PrunedCache) else None
+    return cache.tokensieve_record if isinstance(cache, PrunedCache) else None
 
 
 def cached_length(cache: Any, layer: int) -> int:

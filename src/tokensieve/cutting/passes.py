@@ -1,15 +1,29 @@
-"""TODO docstring."""
+"""The state of one forward pass, and of the calls under way in each thread.
+
+Nothing of a forward pass is stored on the handle or the model. A call of the model opens a `Call` for its thread and closes it
+at its end, so that calls in several threads, calls inside of hooks and calls that raise do not mix.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tokensieve.core import Reduction
 from tokensieve.cutting.placement import Cut
+from tokensieve.models.patching import replace
+from tokensieve.models.tower import Entry, Layout, Undo
 from tokensieve.scoring import Attention
+
+if TYPE_CHECKING:
+    from tokensieve.cutting.decoder import DecoderCall
 
 
 @dataclass(frozen=True)
@@ -23,41 +37,170 @@ class Row:
 
 @dataclass
 class Pass:
-    """What one forward pass has done so far."""
+    """What a plan has done so far to the images of one forward pass."""
 
-    samples: Tensor  # (B,)
-    grid: tuple[int, int] | None  # (h, w) of this batch; None: its images have different ones
-    whole: bool  # every patch of the raster arrived: no patch dropout
+    samples: Tensor  # (B,), the number of each image within the run
+    grid: tuple[int, int] | None  # (h, w) of this batch; None: its images have different grids
+    has_full_grid: bool  # every patch of the raster arrived: no patch dropout
     sizes: Tensor | None = None  # (B, N now)
     bias: Tensor | None = None  # (B, 1, 1, P + N now), log of the sizes
-    attention: Attention | None = None  # of the block that runs now, where it was opened
-    since: Tensor | None = None  # (B, N now), which of the attention's patches are still there, None: all
-    at: Tensor | None = None  # (B, N now), which of the patches that arrived at block 1 stand here, None: all
+    attention: Attention | None = None  # of the block that runs now, where it is needed
+    attention_index: Tensor | None = None  # (B, N now), patches of the attention that are left; None: all
+    patch_index: Tensor | None = None  # (B, N now), patches of block 1's input that are left; None: all
     ledger: list[Row] = field(default_factory=list)
-    stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that cut something
-    noted: set[int] = field(default_factory=set)  # seeds of the decoder's cuts that are in the ledger
-    uneven: bool = False  # the images had different numbers of tokens in the decoder
-    soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that let all go on, with a probability
+    stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that removed tokens
+    recorded_cuts: set[int] = field(default_factory=set)  # seeds of the decoder's cuts that are in the ledger
+    is_uneven: bool = False  # the images had different numbers of tokens in the decoder
+    soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut with probabilities instead of a choice
 
-    def seen(self) -> Attention | None:
-        """The attention among the tokens that are there now."""
-        if self.attention is None or self.since is None:
+    def current_attention(self) -> Attention | None:
+        """The attention among the tokens that are left."""
+        if self.attention is None or self.attention_index is None:
             return self.attention
-        return self.attention.select(self.since)
+        return self.attention.select(self.attention_index)
 
-    def note(self, cut: Cut, reduction: Reduction, images: Tensor) -> None:
-        """A cut inside the decoder, for these images (G,), some of them perhaps several times (beams).
+    def record_decoder_cut(self, cut: Cut, reduction: Reduction, images: Tensor) -> None:
+        """Adds a cut inside the decoder for these images (G,) to the ledger. Beams repeat images.
 
-        Where images differ in their number of tokens the first of them are noted; a pass that is run again says nothing new.
+        Where images differ in their number of tokens, the first group is recorded. A cut is recorded once, also when
+        generation without a cache runs it again.
         """
         numbers: list[int] = images.tolist()
-        once = [numbers.index(number) for number in dict.fromkeys(numbers)]
-        self.uneven |= len(once) < len(self.samples)
-        if cut.seed in self.noted:
+        first_rows = [numbers.index(number) for number in dict.fromkeys(numbers)]
+        self.is_uneven |= len(first_rows) < len(self.samples)
+        if cut.seed in self.recorded_cuts:
             return
-        self.noted.add(cut.seed)
+        self.recorded_cuts.add(cut.seed)
         self.ledger.append(Row(cut.name, reduction.n, reduction.n if reduction.soft is not None else reduction.k))
         if reduction.soft is not None:
             self.soft.append((cut.name, reduction))
         elif reduction.k < reduction.n:
-            self.stages.append((cut.name, reduction.select_images(torch.tensor(once, device=images.device))))
+            self.stages.append((cut.name, reduction.select_images(torch.tensor(first_rows, device=images.device))))
+
+
+@dataclass
+class Call:
+    """One call of the model, from its start to its end."""
+
+    samples: Tensor | None = None  # (B,), numbers of the samples, where the caller gives them
+    context: Mapping[str, Any] = field(default_factory=dict)  # what methods see as view.context
+    layout: Layout | None = None  # of the batch
+    tower: Pass | None = None  # None: the first block has not run
+    decoder: DecoderCall | None = None  # of a vision-language model
+    entered: set[tuple[int, str]] = field(default_factory=set)  # the entries that belong to this call and have begun
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """What `handle.call(...)` sets for the calls inside of it."""
+
+    samples: Tensor | None
+    context: Mapping[str, Any] | None
+
+
+class _ThreadState:
+    """The calls of one thread."""
+
+    def __init__(self) -> None:
+        self.current: Call | None = None  # the innermost call under way
+        self.last: Call | None = None  # the last call that ended; None where it failed
+        self.n_samples = 0  # samples so far, by which random choices do not depend on batches
+
+
+class _Threads(threading.local):
+    """A state for each thread. (torch.compile follows changes of an object held by a thread-local, not of the thread-local.)"""
+
+    def __init__(self) -> None:
+        self.state = _ThreadState()
+
+
+class Calls:
+    """The calls of a model with a plan, in all threads."""
+
+    def __init__(self, context: Mapping[str, Any]) -> None:
+        self._context = context
+        self._threads = _Threads()
+        self._options: ContextVar[CallOptions | None] = ContextVar("tokensieve call options", default=None)
+
+    @contextmanager
+    def options(self, options: CallOptions) -> Iterator[None]:
+        """Has the calls inside of it made with these options, in this thread or task."""
+        token = self._options.set(options)
+        try:
+            yield
+        finally:
+            self._options.reset(token)
+
+    @property
+    def current(self) -> Call:
+        """The call under way. Where blocks are run without their model, a call that stays open."""
+        state = self._threads.state
+        if state.current is not None:
+            return state.current
+        if state.last is None:
+            state.last = self.new_call()
+        return state.last
+
+    @property
+    def latest(self) -> Call | None:
+        """The call under way in this thread, or its last one; None where there is none or it failed."""
+        state = self._threads.state
+        return state.current or state.last
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call is under way in this thread."""
+        return self._threads.state.current is not None
+
+    def new_call(self, context: Mapping[str, Any] | None = None) -> Call:
+        """A call with the options of this thread. context: what the model adds to it."""
+        options = self._options.get()
+        samples = None if options is None else options.samples
+        given = self._context if options is None or options.context is None else {**self._context, **options.context}
+        return Call(samples=samples, context={**context, **given} if context else given)
+
+    def run(self, call: Call, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a function as the call: it is the current one until the function returns, and then the last one."""
+        state = self._threads.state
+        outer, state.last = state.current, None
+        state.current = call
+        try:
+            out = function(*args, **kwargs)
+        finally:
+            state.current = outer
+        state.last = call
+        return out
+
+    def patch(self, entry: Entry) -> Undo:
+        """Has calls of a method of the model open a call, or belong to the one under way (see `Entry`)."""
+        stock = getattr(entry.owner, entry.method)
+        key = (id(entry.owner), entry.method)
+
+        def planned(*args: Any, **kwargs: Any) -> Any:
+            state = self._threads.state
+            if entry.kind != "call" and state.current is not None and key not in state.current.entered:
+                state.current.entered.add(key)
+                return stock(*args, **kwargs)
+            if entry.kind == "head" and state.last is not None:
+                call = state.last
+            else:
+                call = self.new_call(None if entry.context is None else entry.context(*args, **kwargs))
+            call.entered.add(key)
+            return self.run(call, stock, *args, **kwargs)
+
+        return replace(entry.owner, entry.method, planned)
+
+    def number_samples(self, n: int, device: torch.device) -> Tensor:
+        """The numbers of the next n samples of this thread, (n,).
+
+        In a graph that is compiled or exported they are counted from 0 in each batch: a counter would be a constant of it.
+        """
+        if torch.compiler.is_compiling():
+            return torch.arange(n, device=device)
+        state = self._threads.state
+        first, state.n_samples = state.n_samples, state.n_samples + n
+        return torch.arange(first, state.n_samples, device=device)
+
+    def forget(self) -> None:
+        """Starts this thread anew: no last call, samples are numbered from 0."""
+        self._threads.state = _ThreadState()

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The cuts of a plan in a given model: their positions, budgets and names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokensieve.plan import Budget, Plan, Step
 
 @dataclass(frozen=True)
 class Cut:
-    """A step at one place of a given model."""
+    """A step at one position of a given model."""
 
     step: Step
     layer: int  # blocks that have run; for part attn the block inside which, for llm the decoder layer before which it stands
@@ -30,7 +30,7 @@ class Cut:
 
 
 def position_name(layer: int, part: str) -> str:
-    """How the ledger and the methods call a place."""
+    """What the ledger and the methods call a position."""
     return {"block": f"{layer}", "attn": f"{layer}.attn", "out": "out", "llm": f"llm.{layer}"}[part]
 
 

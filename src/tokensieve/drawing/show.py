@@ -141,8 +141,7 @@ def make_bands(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PlanWarning)  # its notes are in the picture
             handle = apply(model, plan, seed=seed, weights=weights if plan.is_trained else None)
-        handle.samples = torch.tensor([number for _, _, number in originals])
-        with torch.no_grad(), handle:
+        with torch.no_grad(), handle, handle.call(samples=torch.tensor([number for _, _, number in originals])):
             features.encode_image(model, batch)
         for place, ((name, image, _), frame) in enumerate(zip(originals, frames, strict=True)):
             made[place].append(drawing_band.make_band(handle, image, place, frame=frame, grid=grid, name=name))
@@ -174,8 +173,7 @@ def make_answered_bands(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PlanWarning)  # its notes are in the picture
             handle = apply(model, plan, seed=seed, weights=weights if plan.is_trained else None)
-        handle.samples = torch.tensor([number for _, _, number in asked])
-        with handle:
+        with handle, handle.call(samples=torch.tensor([number for _, _, number in asked])):
             answers = answer(model, loaded.processor, inputs)
         for place, (_, item, _) in enumerate(asked):
             frame = find_frame(loaded.transform, item.image.size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -110,16 +110,14 @@ class PlannedModel:
         return fused_feature(model, images, self.handle, fusion=self.fusion.kind, weight=self.fusion.weight)
 
     def _with_plan(self, act: Callable[[Any, Inputs], Any], images: Inputs, samples: Tensor | None = None) -> Any:
-        if self.handle is not None:
-            self.handle.samples = samples
-            self.handle.attach()
-        try:
-            with self.precision(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", PlanWarning)  # as above
-                return act(self.model, images)
-        finally:
+        with ExitStack() as stack:
             if self.handle is not None:
-                self.handle.remove()
+                stack.enter_context(self.handle)
+                stack.enter_context(self.handle.call(samples=samples))
+            stack.enter_context(self.precision())
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore", PlanWarning)  # as above
+            return act(self.model, images)
 
     @property
     def seconds(self) -> float:

@@ -71,7 +71,7 @@ def measure(
 
     vlm = open_model(model)
     handle = plan if isinstance(plan, Handle) else fresh_handle(model, plan, weights)
-    was_on = bool(handle._undo)
+    was_on = handle.is_attached
     handle.remove()
     device = inputs["input_ids"].device
     try:

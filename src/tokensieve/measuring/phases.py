@@ -1,12 +1,11 @@
-"""TODO docstring."""
+"""Where the time of one generate() goes: tower, selection, prefill, decoding."""
 
 from __future__ import annotations
 
-import functools
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from tokensieve.cutting.handle import Handle, apply
 from tokensieve.device import synchronize, timed
 from tokensieve.errors import PlanWarning, UserError
-from tokensieve.models.patching import Patch, replace
+from tokensieve.models.patching import Patch
 from tokensieve.models.registry import open_vlm
 from tokensieve.models.tower import Undo
 from tokensieve.models.vlm import Vlm
@@ -31,122 +30,94 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass
 class Meter:
-    """Adds up what a clock shows in each phase of one generate(), by hooks that are there while it is entered."""
+    """Adds up what a clock shows in each phase of one generate(). It is there while it is entered.
+
+    Phases come from hooks on the tower and the decoder; what the plan adds to them is observed by the handle.
+    """
 
     vlm: Vlm
     handle: Handle | None
     clock: Callable[[], float]
     tower: float = 0.0
-    selection: float = 0.0  # before the first new token
+    selection: float = 0.0  # what the plan adds before the first new token
     prefill: float = 0.0
     llm: float = 0.0  # prefill and the selection inside the language model
     decode: list[float] = field(default_factory=list)  # of each step
     first: float = 0.0
     _undo: list[Undo] = field(default_factory=list)
     _began: float = 0.0
-    _reading: bool = True  # the prompt has not been read yet
+    _is_prefill: bool = True  # the prompt has not been read yet
+    _works: list[bool] = field(default_factory=list)  # who works, innermost last; True: the plan
+    _since: float = 0.0  # when that began
 
     def __enter__(self) -> Meter:
-        inner, decoder = self.vlm.inner, self.vlm.decoder
-        around = [self._below(layer, "forward") for layer in decoder.layers]
-        around += [self._below(inner, "get_image_features"), self._below(inner, "get_placeholder_mask")]
-        around.append(self._below(self.vlm.model, "generate"))
         if self.handle is not None:
-            self._undo.append(self.handle.attach().remove)  # what it puts over a method stands around ours
-            for name in ("_begin", "_cut"):
-                self._undo.append(replace(self.handle, name, self._selecting(getattr(self.handle, name))))
-        for above in around:
-            above()
-        self._phase(inner, lambda *_: None)  # for the plan's hooks alone
+            self._undo.append(self.handle.attach().remove)
+            self.handle.observer = self
         for name in ("vision_tower", "visual", "multi_modal_projector"):
-            if isinstance(module := getattr(inner, name, None), nn.Module):
-                self._phase(module, self._in_tower)
-        self._phase(decoder.module, self._in_decoder)
+            if isinstance(module := getattr(self.vlm.inner, name, None), nn.Module):
+                self._watch(module, self._end_tower)
+        self._watch(self.vlm.decoder.module, self._end_decoder)
         self._began = self.clock()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.handle is not None:
+            self.handle.observer = None
         while self._undo:
             self._undo.pop()()
 
-    def _phase(self, module: nn.Module, done: Callable[[float, float], None]) -> None:
-        """Calls done(what passed, how much of it was selection) after each call; what the plan's hooks took is selection."""
+    def plan_work(self) -> AbstractContextManager[None]:
+        return self._work(by_plan=True)
+
+    def model_work(self) -> AbstractContextManager[None]:
+        return self._work(by_plan=False)
+
+    @contextmanager
+    def _work(self, by_plan: bool) -> Iterator[None]:
+        self._add_selection()
+        self._works.append(by_plan)
+        try:
+            yield
+        finally:
+            self._add_selection()
+            self._works.pop()
+
+    def _add_selection(self) -> None:
+        """Counts what passed since somebody else began to work, if it was the plan that worked."""
+        now = self.clock()
+        if self._works and self._works[-1] and self._is_prefill:
+            self.selection += now - self._since
+        self._since = now
+
+    def _watch(self, module: nn.Module, end: Callable[[float, float], None]) -> None:
+        """Calls end(what passed, how much of it was selection) after each call of a module."""
         marks: list[float] = []
 
-        def start(*_: Any) -> None:
+        def enter(*_: Any) -> None:
+            self._add_selection()
             marks[:] = [self.selection, self.clock()]
 
-        def begin(*_: Any) -> None:
-            self._select(self.clock() - marks[1])
-
-        def finish(*_: Any) -> None:
-            marks.append(self.clock())
-
-        def end(*_: Any) -> None:
-            left = self.clock()
-            before, entered, finished = marks
-            self._select(left - finished)
-            done(left - entered, self.selection - before)
+        def leave(*_: Any) -> None:
+            self._add_selection()
+            before, entered = marks
+            end(self.clock() - entered, self.selection - before)
 
         self._undo += [
-            module.register_forward_pre_hook(Patch(start), prepend=True).remove,
-            module.register_forward_pre_hook(Patch(begin)).remove,
-            module.register_forward_hook(Patch(finish), prepend=True).remove,
-            module.register_forward_hook(Patch(end)).remove,
+            module.register_forward_pre_hook(Patch(enter), prepend=True).remove,
+            module.register_forward_hook(Patch(leave)).remove,
         ]
 
-    def _below(self, owner: Any, name: str) -> Callable[[], None]:
-        """What passes between a method's call and the stock method is selection: the plan stands between them.
+    def _end_tower(self, took: float, selection: float) -> None:
+        self.tower += took - selection
 
-        What is returned is called when the plan is on: it watches the calls, as this does the stock method.
-        """
-        stock, marks = getattr(owner, name), [0.0, 0.0]
-
-        @functools.wraps(stock)
-        def below(*args: Any, **kwargs: Any) -> Any:
-            self._select(self.clock() - marks[0])
-            out = stock(*args, **kwargs)
-            marks[1] = self.clock()
-            return out
-
-        def above() -> None:
-            planned = getattr(owner, name)
-
-            def call(*args: Any, **kwargs: Any) -> Any:
-                marks[0] = self.clock()
-                out = planned(*args, **kwargs)
-                self._select(self.clock() - marks[1])
-                return out
-
-            self._undo.append(replace(owner, name, call))
-
-        self._undo.append(replace(owner, name, below))
-        owner.__dict__[name] = below  # bare: attach() would take a patch for another plan
-        return above
-
-    def _select(self, took: float) -> None:
-        if self._reading:
-            self.selection += took
-
-    def _selecting(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def timed_step(*args: Any) -> Any:
-            start = self.clock()
-            out = step(*args)
-            self._select(self.clock() - start)
-            return out
-
-        return timed_step
-
-    def _in_tower(self, took: float, added: float) -> None:
-        self.tower += took - added
-
-    def _in_decoder(self, took: float, added: float) -> None:
-        if not self._reading:
+    def _end_decoder(self, took: float, selection: float) -> None:
+        if not self._is_prefill:
             self.decode.append(took)
             return
-        self.llm, self.prefill = took, took - added
+        self.llm, self.prefill = took, took - selection
         self.first = self.clock() - self._began
-        self._reading = False
+        self._is_prefill = False
 
 
 def open_model(model: nn.Module) -> Vlm:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
+from tokensieve.models.patching import capture_output
 
 
 def encode_image(model: nn.Module, images: Tensor, unscaled: bool = False) -> Tensor:
@@ -48,17 +49,10 @@ def get_image_features_with_tokens(model: nn.Module, images: Tensor, unscaled: b
         tower = open_tower(model)
     except Uncuttable:
         return encode_image(model, images, unscaled), None
-    caught: list[Tensor] = []
-
-    def catch(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
-        caught.append(out[0] if isinstance(out, tuple) else out)
-
-    hook = tower.blocks[-1].module.register_forward_hook(catch)
-    try:
+    with capture_output(tower.blocks[-1].module) as outputs:
         feature = encode_image(model, images, unscaled)
-    finally:
-        hook.remove()
-    return feature, caught[-1][:, tower.prefix :]
+    last = outputs[-1][0] if isinstance(outputs[-1], tuple) else outputs[-1]
+    return feature, last[:, tower.prefix :]
 
 
 def _encoder(model: nn.Module, unscaled: bool) -> Callable[[Tensor], Tensor]:

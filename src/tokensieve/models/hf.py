@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models.patching import Patch
+from tokensieve.models.patching import Patch, replace
 from tokensieve.models.pooling import bias_pooler, blank_after, log_sizes, pool_single_token, query_row, split_heads
-from tokensieve.models.tower import BlockInputs, Layout, Sizes, Tower, Undo, gather_rotary, watch_conv
+from tokensieve.models.tower import BlockInputs, Entry, Layout, Sizes, Tower, Undo, gather_rotary, watch_conv
 from tokensieve.scoring import Attention, attend
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         check=check,
         on_layout=watch,
         patch_pooling=patch_pooling,
+        entries=[Entry(net, "forward")],
         project=project,
         pooling=None if head is None else lambda view: _query_row(net, view),
         per_token=flexible or hasattr(net, "rope_embeddings"),
@@ -259,13 +260,14 @@ def _query_row(net: Any, view: View) -> Tensor:
 
 def _weigh_mean(net: Any, prefix: int, sizes: Sizes) -> Undo:
     """Classifiers that average the patches themselves: each token is scaled so that their mean is the weighted one."""
+    stock = net.forward
 
-    def look(module: Any, args: Any, output: Any) -> Any:
-        size = sizes()
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output, size = stock(*args, **kwargs), sizes()
         if size is not None:
             x = output.last_hidden_state
             share = size * (size.shape[1] / size.sum(-1, keepdim=True))  # (B, K), 1 on average
             output.last_hidden_state = torch.cat([x[:, :prefix], (x[:, prefix:] * share[..., None]).to(x.dtype)], dim=1)
         return output
 
-    return net.register_forward_hook(Patch(look)).remove
+    return replace(net, "forward", forward)

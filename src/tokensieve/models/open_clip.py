@@ -15,7 +15,7 @@ from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import timm
 from tokensieve.models.patching import replace
 from tokensieve.models.pooling import bias_pooler, pool_single_token, weighted_mean, zero_empty_tokens
-from tokensieve.models.tower import BlockInputs, Sizes, Tower, Undo, watch_conv
+from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, watch_conv
 from tokensieve.scoring import Attention, attend
 
 
@@ -107,6 +107,7 @@ def open_tower(model: nn.Module) -> Tower | None:
         check=check,
         on_layout=lambda tell: watch_conv(visual.conv1, tell),
         patch_pooling=lambda sizes: _weigh_pooling(visual, sizes),
+        entries=[Entry(visual, name) for name in ("forward", "forward_intermediates") if hasattr(visual, name)],
         project=lambda x: _project(visual, x),
     )
 

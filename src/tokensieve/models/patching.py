@@ -1,9 +1,11 @@
-"""Changing one instance so that it can be changed back exactly."""
+"""Changing one instance so that it can be changed back exactly, also while other threads use it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from tokensieve.errors import UserError
@@ -44,3 +46,60 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[],
             owner.__dict__[name] = before
 
     return undo
+
+
+class PerThread(threading.local):
+    """A value that each thread sets for itself; None at first. Copies and pickles start anew."""
+
+    value: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PerThread:
+        return PerThread()
+
+    def __reduce__(self) -> tuple[type[PerThread], tuple[()]]:
+        return PerThread, ()
+
+
+class _Capture:
+    """What is captured of one module: a patch that all threads share, and the outputs of each thread."""
+
+    def __init__(self, owner: Any) -> None:
+        self.users = 0
+        self.outputs = PerThread()  # a list while this thread captures
+        stock = owner.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            out = stock(*args, **kwargs)
+            if self.outputs.value is not None:
+                self.outputs.value.append(out)
+            return out
+
+        self.undo = replace(owner, "forward", forward)
+
+
+_captures: dict[int, _Capture] = {}  # by the id of the module, while it is captured
+_capturing = threading.RLock()
+
+
+@contextmanager
+def capture_output(module: Any) -> Iterator[list[Any]]:
+    """The outputs of a module inside of the `with` block, of this thread alone.
+
+    (A hook would not do: torch iterates over a module's hooks while another thread adds or removes one.)
+    """
+    with _capturing:
+        capture = _captures.get(id(module)) or _Capture(module)
+        _captures[id(module)] = capture
+        capture.users += 1
+    outer = capture.outputs.value
+    outputs: list[Any] = []
+    capture.outputs.value = outputs
+    try:
+        yield outputs
+    finally:
+        capture.outputs.value = outer
+        with _capturing:
+            capture.users -= 1
+            if not capture.users:
+                del _captures[id(module)]
+                capture.undo()

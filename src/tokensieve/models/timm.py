@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models.patching import Patch, replace
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
-from tokensieve.models.tower import BlockInputs, Sizes, Tower, Undo, gather_rotary, watch_conv
+from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, gather_rotary, watch_conv
 from tokensieve.scoring import Attention, attend
 
 if TYPE_CHECKING:
@@ -161,6 +161,12 @@ def _open(trunk: Any, family: str) -> Tower:
         check=check,
         on_layout=lambda tell: watch_conv(embed.proj, tell),
         patch_pooling=lambda sizes: _weigh_pooling(trunk, sizes),
+        entries=[
+            Entry(trunk, "forward"),
+            Entry(trunk, "forward_intermediates"),
+            Entry(trunk, "forward_features", "part"),
+            Entry(trunk, "forward_head", "head"),
+        ],
         project=lambda x: _project(trunk, x),
         pooling=(lambda view: _query_row(trunk, view)) if latent else None,
         per_token=getattr(trunk, "rope", None) is not None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,21 @@ class Block(Protocol):
 
 
 @dataclass(frozen=True)
+class Entry:
+    """A method of the model by which a forward pass comes in.
+
+    call: a whole call, which stands for itself also inside of another one (a model called in a hook).
+    part: a part of the call under way, once in it; a call of its own where there is none, or where it ran already.
+    head: like part, but on its own it goes on with the call that ended last (`forward_head` after `forward_features`).
+    """
+
+    owner: Any
+    method: str
+    kind: Literal["call", "part", "head"] = "call"
+    context: Callable[..., Mapping[str, Any]] | None = None  # of the method's arguments: what methods see as view.context
+
+
+@dataclass(frozen=True)
 class Layout:
     """How the patches of the batch under way lie."""
 
@@ -68,16 +83,15 @@ class Tower:
     check: Callable[[], None]  # raises UserError where the model is in a state in which it cannot be cut
     on_layout: Callable[[Callable[[Layout], None]], list[Undo]]  # has each batch's layout told before its first block
     patch_pooling: Callable[[Sizes], list[Undo]]  # makes the model's own pooling respect sizes; undone by the list
+    entries: list[Entry]  # by which forward passes come in, outer ones first
     project: Callable[[Tensor], Tensor]  # (B, N, D) -> (B, N, E): the image feature that each token alone would give
     pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where there is one
     per_token: bool = False  # its blocks are handed something for each token (rotary angles), which has to follow the cuts
     head: nn.Module | None = None  # what sees the global feature and the projected tokens (B, 1+N, E); then @out is there
     head_width: int = 0  # E
     no_blocks_reason: str = ""  # why there are no blocks, where only @out can be cut
-    context: Callable[[], Mapping[str, Any]] = dict  # what the model tells methods of the batch under way
-    expand_sample_ids: Callable[[Tensor], Tensor] = lambda samples: (
-        samples
-    )  # numbers of samples -> of the rows of the batch under way
+    # numbers of samples, and the call's context -> numbers of the rows of its batch
+    expand_sample_ids: Callable[[Tensor, Mapping[str, Any]], Tensor] = lambda samples, context: samples
 
     @property
     def depth(self) -> int:

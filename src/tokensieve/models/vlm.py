@@ -84,5 +84,10 @@ def _tower(inner: Any, folder: str) -> Tower:
     if used < 1:
         raise Uncuttable(f"it takes the tokens before the first block (vision_feature_layer={layer}); use @llm.0")
     return replace(
-        tower, family=f"{tower.family} in LLaVA", blocks=tower.blocks[:used], pools_cls=False, patch_pooling=lambda _: []
+        tower,
+        family=f"{tower.family} in LLaVA",
+        blocks=tower.blocks[:used],
+        pools_cls=False,
+        patch_pooling=lambda _: [],
+        entries=[replace(entry, kind="part") for entry in tower.entries],
     )

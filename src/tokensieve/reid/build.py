@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from tokensieve.models.loading import load_errors
 from tokensieve.models.loading import open_clip as load_open_clip
 from tokensieve.models.loading import timm as load_timm
 from tokensieve.models.registry import open_tower as open_any
-from tokensieve.models.tower import Sizes, Tower, Undo
+from tokensieve.models.tower import Entry, Sizes, Tower, Undo
 from tokensieve.reid.model import SHARED, ReidModel, Settings
 
 
@@ -105,10 +106,13 @@ def open_tower(model: nn.Module) -> Tower | None:
         for tower in towers.values():
             tower.check()
 
-    def spread(samples: Tensor) -> Tensor:
+    def expand_sample_ids(samples: Tensor, context: Mapping[str, Any]) -> Tensor:
         """An object's images have numbers of their own, the same whichever modalities are there."""
-        places = torch.tensor([model.modalities.index(name) for name in model._present])
-        return (samples[None] * len(model.modalities) + places[:, None].to(samples.device)).flatten()
+        order = torch.tensor([model.modalities.index(name) for name in context["modalities"]], device=samples.device)
+        return (samples[None] * len(model.modalities) + order[:, None]).flatten()
+
+    def modalities(inputs: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        return {"modalities": model.modalities_of(inputs)}
 
     return replace(
         first,
@@ -123,6 +127,13 @@ def open_tower(model: nn.Module) -> Tower | None:
         head=model.head,
         head_width=model.width,
         no_blocks_reason="" if model.settings.shared else "every modality has a backbone of its own, so none can be cut inside",
-        context=lambda: {"modalities": model._present},
-        expand_sample_ids=spread,
+        entries=[
+            Entry(model, "features", context=modalities),
+            *(
+                entry if entry.kind == "head" else replace(entry, kind="part")
+                for tower in towers.values()
+                for entry in tower.entries
+            ),
+        ],
+        expand_sample_ids=expand_sample_ids,
     )

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models.features import get_image_features_with_tokens
-from tokensieve.models.patching import Patch
+from tokensieve.models.patching import PerThread
 from tokensieve.models.pooling import weighted_mean
 from tokensieve.models.registry import open_tower as open_any
-from tokensieve.models.tower import Layout, Sizes, Tower, Undo
+from tokensieve.models.tower import Layout, Sizes, Undo
 
 BRANCHES = ("plain", "tokens")
 SHARED = "shared"  # the name of the backbone that all modalities have
@@ -130,8 +130,10 @@ class ReidModel(nn.Module):
         self.modalities = settings.modalities
         self.backbones = nn.ModuleDict(backbones)
         self.head = nn.Identity()  # a plan's @out is here
-        self._present = settings.modalities  # of the batch under way
-        self._sizes: Sizes | None = None  # of the tokens of the batch under way, while a plan that makes sizes is on
+        self._sizes: Sizes | None = None  # of the tokens of the call under way, while a plan that makes sizes is on
+        self._call = PerThread()  # the camera embedding of the call under way in each thread
+        for backbone in self.backbones.values() if settings.cameras else ():
+            open_any(backbone).blocks[0].module.register_forward_pre_hook(self._add_camera)
         first = next(iter(self.backbones.values()))
         tower = open_any(first)
         if settings.cameras:
@@ -147,29 +149,30 @@ class ReidModel(nn.Module):
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Output:
         """Images (B, 3, h, w) by modality, at least one of them, and "cameras" (B,) -> what both branches say."""
-        features = self._features(inputs)
-        return Output(features, {name: branch(features[name], self._present) for name, branch in self.branches.items()})
+        features, present = self.features(inputs), self.modalities_of(inputs)
+        return Output(features, {name: branch(features[name], present) for name, branch in self.branches.items()})
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """What is compared at test time, (B, F), its branches of unit length where there are two."""
-        features = self._features(inputs)
+        features, present = self.features(inputs), self.modalities_of(inputs)
         if self.settings.neck == "after":
             necks: dict[str, Any] = {name: branch.neck for name, branch in self.branches.items()}
-            features = {name: necks[name](value, self._present) for name, value in features.items()}
+            features = {name: necks[name](value, present) for name, value in features.items()}
         if self.settings.feature != "both":
             return features[self.settings.feature]
         return torch.cat([nn.functional.normalize(features[name].float(), dim=-1) for name in BRANCHES], dim=-1)
 
-    def _features(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def features(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of each branch (B, M E), zeros where a modality is missing."""
-        self._present = self._modalities_of(inputs)
-        whole, tokens = self._run([inputs[name] for name in self._present], inputs.get("cameras"))
+        present = self.modalities_of(inputs)
+        whole, tokens = self._run({name: inputs[name] for name in present}, inputs.get("cameras"))
         x = self.head(torch.cat([whole[:, None], tokens], dim=1))  # (M B, 1+K, E), the plan's tokens
         sizes = self._sizes() if self._sizes is not None else None
         pooled = x[:, 1:].mean(1) if sizes is None else weighted_mean(x[:, 1:], sizes)
-        return {"plain": self._joined(x[:, 0]), "tokens": self._joined(pooled)}
+        return {"plain": self._joined(x[:, 0], present), "tokens": self._joined(pooled, present)}
 
-    def _modalities_of(self, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+    def modalities_of(self, inputs: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """The modalities that are in a batch, in the model's order."""
         present = tuple(name for name in self.modalities if name in inputs)
         unknown = set(inputs) - {*self.modalities, "cameras"}
         if unknown or not present:
@@ -177,25 +180,25 @@ class ReidModel(nn.Module):
             raise UserError(f"the model knows the modalities {', '.join(self.modalities)}; given was {given}")
         return present
 
-    def _run(self, images: Sequence[Tensor], cameras: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _run(self, images: Mapping[str, Tensor], cameras: Tensor | None) -> tuple[Tensor, Tensor]:
         """Global features (M B, E) and tokens (M B, N, E) of the images of each modality."""
         if self.settings.shared:
             backbone = self.backbones[SHARED]
             every = None if cameras is None else cameras.repeat(len(images))
-            return self._run_one(backbone, torch.cat(list(images)), every)
-        found = [self._run_one(self.backbones[name], batch, cameras) for name, batch in zip(self._present, images, strict=True)]
+            return self._run_one(backbone, torch.cat(list(images.values())), every)
+        found = [self._run_one(self.backbones[name], batch, cameras) for name, batch in images.items()]
         return torch.cat([whole for whole, _ in found]), torch.cat([tokens for _, tokens in found])
 
     def _run_one(self, backbone: nn.Module, images: Tensor, cameras: Tensor | None) -> tuple[Tensor, Tensor]:
         tower = open_any(backbone)
-        with self._camera_embedding(tower, cameras):
+        with self._camera_embedding(cameras):
             whole, tokens = get_image_features_with_tokens(backbone, images, unscaled=True)
         assert tokens is not None
         return whole, tower.project(tokens)
 
     @contextmanager
-    def _camera_embedding(self, tower: Tower, cameras: Tensor | None) -> Iterator[None]:
-        """Every token learns of which camera it is, before the first block; where that is not told, of the mean camera."""
+    def _camera_embedding(self, cameras: Tensor | None) -> Iterator[None]:
+        """Adds the embedding of its camera to every token before the first block; the mean camera's where it is not known."""
         if not self.settings.cameras:
             yield
             return
@@ -204,22 +207,23 @@ class ReidModel(nn.Module):
         else:
             check_cameras(int(cameras.min()), int(cameras.max()), self.settings)
             table = self.camera[cameras]  # (M B, D)
-
-        def add(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            x, *others = args
-            return (x + (self.settings.camera_weight * table[:, None]).to(x.dtype), *others)
-
-        hook = tower.blocks[0].module.register_forward_pre_hook(Patch(add))
+        outer, self._call.value = self._call.value, table
         try:
             yield
         finally:
-            hook.remove()
+            self._call.value = outer
 
-    def _joined(self, rows: Tensor) -> Tensor:
+    def _add_camera(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A hook on the first block of each backbone: (M B, P+N, D) -> same."""
+        x, *others = args
+        table = self._call.value
+        return args if table is None else (x + (self.settings.camera_weight * table[:, None]).to(x.dtype), *others)
+
+    def _joined(self, rows: Tensor, present: Sequence[str]) -> Tensor:
         """Rows of the present modalities (M B, E) side by side, zeros for the missing ones: (B, all M E)."""
-        by_name = dict(zip(self._present, rows.chunk(len(self._present)), strict=True))
-        nothing = torch.zeros_like(next(iter(by_name.values())))
-        return torch.cat([by_name.get(name, nothing) for name in self.modalities], dim=-1)
+        by_name = dict(zip(present, rows.chunk(len(present)), strict=True))
+        missing = torch.zeros_like(next(iter(by_name.values())))
+        return torch.cat([by_name.get(name, missing) for name in self.modalities], dim=-1)
 
     def weigh(self, sizes: Sizes) -> Undo:
         """The mean of the tokens counts each as often as it stands for patches."""

@@ -206,8 +206,7 @@ def make_seen(
         made.append([])
         inputs = _inputs(loaded, [target.images], [target.shot.camera] if target.shot else [])
         for handle in handles:
-            handle.samples = torch.tensor([target.number])
-            with torch.inference_mode(), handle:
+            with torch.inference_mode(), handle, handle.call(samples=torch.tensor([target.number])):
                 model.encode(inputs)
             made[-1].append(
                 drawing.see(
@@ -292,8 +291,7 @@ def encode(
             if objects:
                 inputs = _inputs(loaded, objects, [shots.shots[index].camera for index in read])
                 for handle, features in zip(handles, made, strict=True):
-                    handle.samples = torch.tensor(read)
-                    with handle:
+                    with handle, handle.call(samples=torch.tensor(read)):
                         features.append(model.encode(inputs).float().cpu())
             there += read
             progress.update(len(part))

@@ -207,8 +207,8 @@ class ReidLearner:
         self.optimizer.zero_grad(set_to_none=True)
         share = len(labels)
         first = (index * self.accelerator.num_processes + self.accelerator.process_index) * share
-        self.handle.samples = first + torch.arange(share)  # other noise for every object of the run
-        with self.handle, self.accelerator.autocast():
+        samples = first + torch.arange(share)  # other noise for every object of the run
+        with self.handle, self.handle.call(samples=samples), self.accelerator.autocast():
             made = self.model(inputs)
         loss, told = self._losses(made, labels)
         self.scaler.scale(loss).backward()
@@ -337,8 +337,8 @@ class ReidLearner:
                 for numbers, inputs in read_ahead(self.views, 0 if given.KEEP_IN_MEMORY else given.NUM_WORKERS):
                     if not numbers:
                         continue
-                    self.handle.samples = torch.tensor(numbers)
-                    features = self.model.encode(self._here(inputs)).float().cpu()
+                    with self.handle.call(samples=torch.tensor(numbers)):
+                        features = self.model.encode(self._here(inputs)).float().cpu()
                     told += zip(numbers, features, strict=True)
         finally:
             self.model.train()

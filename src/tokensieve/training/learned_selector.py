@@ -149,11 +149,12 @@ class SelectorLearner:
         images = next(self._batches).to(self.device)
         drawn = int(np.random.default_rng([self.config.seed, index, 6]).integers(len(self.plans)))
         handle = self.handles[drawn]
-        handle.samples = index * self.config.batch + torch.arange(len(images))  # other noise for every image of the run
+        samples = index * self.config.batch + torch.arange(len(images))  # other noise for every image of the run
         for group in self.adamw.param_groups:
             group["lr"] = self.config.optimizer.rate(index, self.config.steps)
         self.adamw.zero_grad(set_to_none=True)
-        loss, told = self._compare(handle, self.nexts[drawn], images)
+        with handle.call(samples=samples):
+            loss, told = self._compare(handle, self.nexts[drawn], images)
         loss.backward()
         nn.utils.clip_grad_norm_(self.scorer.parameters(), self.config.optimizer.clip)
         self.adamw.step()
@@ -198,8 +199,8 @@ class SelectorLearner:
         tower = open_tower(self.model)
         images = Shuffled(self.source, self.config, 0)[0][:2].to(self.device)
         for plan, handle, block in zip(self.plans, self.handles, self.nexts, strict=True):
-            handle.samples = torch.arange(len(images))
-            loss, _ = self._compare(handle, block, images)
+            with handle.call(samples=torch.arange(len(images))):
+                loss, _ = self._compare(handle, block, images)
             met = zip(place_plan(plan, tower, seed=0), handle.stages, strict=True)
             for cut, (name, made) in met:
                 if cut.step.method.name != METHOD or has_slope(loss, made.scores):
@@ -260,8 +261,7 @@ def measure(learner: SelectorLearner) -> dict[str, dict[str, float]]:
         for name, handle in runs.items():
             feature = goal
             if handle is not None:
-                handle.samples = batch.samples
-                with handle:
+                with handle, handle.call(samples=batch.samples):
                     feature = F.normalize(encode_image(learner.model, images), dim=-1)
             close[name] += float((feature * goal).sum())
             if learner.classifier is not None:

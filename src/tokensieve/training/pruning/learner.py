@@ -197,8 +197,8 @@ class PruningLearner:
         """The losses of one batch, their gradients added to the weights' own."""
         with torch.no_grad(), self.accelerator.autocast():
             real = self.model.model(**batch.inputs, use_cache=False).last_hidden_state  # (B, L, D)
-        self.handle.samples, self.handle.context = batch.numbers, {"question": batch.question}
-        with self.handle, self.accelerator.autocast():
+        options = self.handle.call(samples=batch.numbers, context={"question": batch.question})
+        with self.handle, options, self.accelerator.autocast():
             fake = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
             losses = self._answer_losses(real, fake, batch)
         losses |= self._count_losses()
@@ -418,7 +418,6 @@ class PruningLearner:
     @contextmanager
     def _still(self) -> Iterator[None]:
         """Parts in evaluation, the question found by the plumbing; afterwards all is as it was in training."""
-        self.handle.context, self.handle.samples = {}, None
         for part in self.parts.values():
             part.eval()
         try:

@@ -1,0 +1,205 @@
+"""A plan inside a vision tower: the forward of the blocks where tokens are cut, and of the head behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokensieve.core import Question, View
+from tokensieve.cutting.choice import Chooser
+from tokensieve.cutting.passes import Call, Calls, Pass, Row
+from tokensieve.cutting.placement import Cut
+from tokensieve.errors import UserError
+from tokensieve.models.patching import Patch, replace
+from tokensieve.models.tower import Block, Layout, Tower, Undo
+
+# What is asked about each of so many images, of so many patches each; None: there is no question.
+AskQuestion = Callable[[Call, int, int], Question | None]
+
+
+class TowerCuts:
+    """The cuts of a plan in one tower."""
+
+    def __init__(self, tower: Tower, cuts: Sequence[Cut], chooser: Chooser, calls: Calls, question: AskQuestion) -> None:
+        self.tower, self.cuts, self.chooser, self.calls, self.question = tower, cuts, chooser, calls, question
+        self._tracks_sizes = False  # the pooling and the blocks are ready for sizes
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a plan is on the tower."""
+        modules = [*(block.module for block in self.tower.blocks), self.tower.head]
+        return any(isinstance(module.__dict__.get("forward"), Patch) for module in modules if module is not None)
+
+    def attach(self) -> list[Undo]:
+        """Puts the cuts on the tower, to be undone by the list in reverse."""
+        undo: list[Undo] = []
+        if not self.cuts:
+            return undo
+        tower, makes_sizes = self.tower, self.chooser.makes_sizes
+        self._tracks_sizes = any(makes_sizes(cut.step) for cut in self.cuts)
+        if self._tracks_sizes:
+            undo += tower.patch_pooling(self._sizes)
+        undo += tower.on_layout(self._set_layout)
+        at_head = [cut for cut in self.cuts if self._is_at_head(cut)]
+        head_needs_attention = any("attention" in cut.step.method.needs for cut in at_head)  # that of the last block
+        has_sizes = False
+        for number, block in enumerate(tower.blocks, start=1):
+            cuts = [cut for cut in self.cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
+            cuts = [cut for cut in cuts if cut not in at_head]
+            keeps_attention = head_needs_attention and number == tower.depth
+            if number == 1 or cuts or has_sizes or keeps_attention or tower.per_token:
+                undo.append(replace(block.module, "forward", self._block_forward(block, number, cuts, keeps_attention)))
+            has_sizes = has_sizes or any(makes_sizes(cut.step) for cut in cuts)
+        if at_head:
+            assert tower.head is not None
+            undo.append(replace(tower.head, "forward", self._head_forward(at_head)))
+        return undo + [self.calls.patch(entry) for entry in tower.entries]
+
+    def _is_at_head(self, cut: Cut) -> bool:
+        return cut.part == "out" and self.tower.head is not None
+
+    def _set_layout(self, layout: Layout) -> None:
+        self.calls.current.layout = layout
+
+    def _sizes(self) -> Tensor | None:
+        """Sizes of the tokens of the call under way, (B, N)."""
+        call = self.calls.latest
+        return None if call is None or call.tower is None else call.tower.sizes
+
+    # --- inside the forward pass --------------------------------------------------------------------------------
+
+    def _block_forward(self, block: Block, number: int, cuts: list[Cut], keeps_attention: bool) -> Callable[..., Tensor]:
+        """The block with its cuts. keeps_attention: its attention is needed behind it, where the tower's head is cut."""
+        stock = block.module.forward
+        before = [cut for cut in cuts if cut.layer == 0]
+        inside = [cut for cut in cuts if cut.part == "attn"]
+        after = [cut for cut in cuts if cut.layer == number and cut.part != "attn"]
+        needs_attention = keeps_attention or bool(inside) or any("attention" in cut.step.method.needs for cut in after)
+        # With rest=zero alone the stock block runs too, so that the CLS feature stays the same to the bit.
+        only_zeros = not inside and all(cut.step.rest == "zero" for cut in after)
+
+        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            call = self.calls.current
+            if number == 1 or call.tower is None:
+                with self.chooser.plan_work():
+                    x = self._begin(x, call)
+            state = call.tower
+            assert state is not None
+            for cut in before:
+                x = self._cut(cut, x, call, state)
+            args, named = block.select_inputs(state.patch_index, args, kwargs)
+            if needs_attention or state.bias is not None:
+                opened, state.attention = block.attend(x, state.bias, *args, **named)
+                state.attention_index = None
+                for cut in inside:
+                    opened = self._cut(cut, opened, call, state)
+                x = stock(x, *args, **named) if only_zeros and state.bias is None else block.mlp(opened)
+            else:
+                x = stock(x, *args, **named)
+            for cut in after:
+                x = self._cut(cut, x, call, state)
+            if not keeps_attention:
+                state.attention = None
+            return x
+
+        return forward
+
+    def _head_forward(self, cuts: list[Cut]) -> Callable[[Tensor], Tensor]:
+        """The head of a model that passes the tokens on once more behind the tower: (B, 1+N, E) -> (B, 1+K, E)."""
+
+        def forward(x: Tensor) -> Tensor:
+            call = self.calls.current
+            if call.tower is None or not self.tower.blocks:
+                call.tower = self._new_pass(call, len(x), x.shape[1] - 1, x.device)
+            for cut in cuts:
+                x = self._cut(cut, x, call, call.tower)
+            call.tower.attention = None
+            return x
+
+        return forward
+
+    def _begin(self, x: Tensor, call: Call) -> Tensor:
+        """Starts a pass for the tokens; returns them without padding."""
+        self.tower.check()
+        if call.layout is not None and call.layout.padded:
+            x = x[:, : self.tower.prefix + call.layout.n]
+        call.tower = self._new_pass(call, len(x), x.shape[1] - self.tower.prefix, x.device)
+        return x
+
+    def _new_pass(self, call: Call, rows: int, n: int, device: torch.device) -> Pass:
+        """A pass for so many images, of each of which n patches arrived."""
+        h, w = self.tower.grid
+        layout = call.layout or Layout((h, w), h * w)
+        return Pass(samples=self.sample_ids(call, rows, device), grid=layout.grid, has_full_grid=n == layout.n)
+
+    def sample_ids(self, call: Call, rows: int, device: torch.device) -> Tensor:
+        """The number of each row of the batch within the run, (rows,)."""
+        expand = self.tower.expand_sample_ids
+        if call.samples is not None:
+            return expand(call.samples.to(device), call.context)
+        each = len(expand(torch.zeros(1), call.context))  # a sample may have several images
+        return expand(self.calls.number_samples(rows // each, device), call.context)
+
+    def _cut(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:
+        """Lets the step's method decide and carries the decision out: (B, P+N, D) -> (B, P+K, D)."""
+        with self.chooser.plan_work():
+            return self._carry_out(cut, x, call, state)
+
+    def _carry_out(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:
+        at_head = self._is_at_head(cut)
+        step, p = cut.step, 1 if at_head else self.tower.prefix
+        prefix, tokens = x[:, :p], x[:, p:]
+        n = tokens.shape[1]
+        keep = self.chooser.tokens_to_keep(cut, n)
+        if keep == n:
+            state.ledger.append(Row(cut.name, n, n))
+            return x
+        with torch.autocast(x.device.type, enabled=False):  # it would round every product of the scores to 16 bits
+            view = View(
+                tokens=tokens,
+                prefix=prefix,
+                grid=state.grid if state.has_full_grid and not state.stages else None,
+                attention=state.current_attention() if "attention" in step.method.needs else None,
+                sizes=state.sizes,
+                samples=state.samples,
+                seed=cut.seed,
+                context=call.context,
+                part=self.chooser.part(step),
+                pooling=self.tower.pooling if not at_head else None,
+                place=cut.name,
+                question=self._question(cut, call, len(x), state),
+                has_cls=at_head or self.tower.has_cls,
+            )
+            reduction = self.chooser.choose(cut, view, keep)
+            if reduction.soft is not None:
+                raise UserError(f"{step}: a soft choice can stand in a decoder only, at @llm.L")
+            state.stages.append((cut.name, reduction))
+            state.ledger.append(Row(cut.name, n, reduction.k))
+            if step.rest == "zero":
+                kept = view.sizes_or_ones().gather(1, reduction.index)
+                state.sizes = torch.zeros_like(view.sizes_or_ones()).scatter(1, reduction.index, kept)
+                return torch.cat([prefix, reduction.zero_fill(tokens)], dim=1)
+            state.sizes = reduction.sizes_after(state.sizes)
+            if state.sizes is not None and not self._tracks_sizes:
+                raise UserError(
+                    f"{step}: train() was called with the plan on, which would lose gradients; call it before apply"
+                )
+            state.bias = None if state.sizes is None else F.pad(state.sizes.log(), (p, 0))[:, None, None]
+            state.attention_index = _compose(state.attention_index, reduction.index)
+            state.patch_index = _compose(state.patch_index, reduction.index)
+            return torch.cat([prefix, reduction.apply(tokens)], dim=1)
+
+    def _question(self, cut: Cut, call: Call, images: int, state: Pass) -> Question | None:
+        if "question" not in cut.step.method.needs:
+            return None
+        h, w = state.grid or self.tower.grid
+        return self.question(call, images, h * w)
+
+
+def _compose(index: Tensor | None, chosen: Tensor) -> Tensor:
+    """Indices (B, N) of what is left, after chosen (B, K) of them were kept: (B, K). None: all were left."""
+    return chosen if index is None else index.gather(1, chosen)
