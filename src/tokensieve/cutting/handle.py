@@ -74,7 +74,7 @@ class Handle:
         in_tower = [cut for cut in cuts if cut.part != "llm"]
         if tower is not None:
             for cut in in_tower if tower.no_blocks_reason else ():
-                if cut.part != "out":
+                if cut.step.where.part != "out":
                     raise Uncuttable(f"{cut.step}: {tower.no_blocks_reason}; cut @out")
             tower.check()
             for note in check_token_counts(cuts, tower, self.parts):
