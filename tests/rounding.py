@@ -19,7 +19,12 @@ def assert_near(got: Tensor, wanted: Tensor, steps: float = 300, msg: str | None
     large ones: what counts is the largest number of all. 300 steps of float32 are 4e-5 of it.
     """
     torch.testing.assert_close(
-        got, wanted.to(got.device), rtol=0, atol=tolerance(got, wanted, steps), check_dtype=False, msg=msg and (lambda m: f"{msg}: {m}")
+        got,
+        wanted.to(got.device),
+        rtol=0,
+        atol=tolerance(got, wanted, steps),
+        check_dtype=False,
+        msg=msg and (lambda m: f"{msg}: {m}"),
     )
 
 
