@@ -616,6 +616,7 @@ def test_weights_that_do_not_fit(run: Run, tiny_clip: SimpleNamespace, tmp_path:
         assert words in error and name in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_offline_with_weights_not_cached_answers_at_once(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from huggingface_hub import constants
 

@@ -199,6 +199,7 @@ def test_a_patch_tells_what_lies_there_and_where_it_lies(learner):
     assert 0.5 < good["patch_place"] < 0.56 < 0.6 < bad["patch_place"]
 
 
+@pytest.mark.slow
 def test_blind_answers_are_the_commonest():
     asked = [EmbeddedQuestions("val").ask(i)[1] for i in range(1000)]
     guessed = llava.accuracy(llava.blind_answers(asked, known=5000), asked)

@@ -59,6 +59,7 @@ def wait_for(path: Path, process: subprocess.Popen, seconds=300):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_the_result_is_weights_card_and_losses(tmp_path):
     out = training.run(written(tmp_path), output=tmp_path / "run", quiet=True)
     card = json.loads((out / "card.json").read_text())
@@ -94,7 +95,8 @@ def test_killed_and_resumed_ends_with_the_same_bits(tmp_path, jitter):
             assert all(torch.equal(torch.as_tensor(value), torch.as_tensor(other[key][name])) for name, value in state.items())
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
+@pytest.mark.slow  # quick tests of the same: test_loop.py
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_told_to_stop_it_saves_says_where_and_exits(tmp_path, number, code):
     path = written(tmp_path, TINY.replace("steps: 3", "steps: 10000").replace("workers: 0", "workers: 1"))
     process = subprocess.Popen(command(path, tmp_path / "run"), stderr=subprocess.PIPE, text=True, start_new_session=True)
