@@ -25,7 +25,7 @@ from tokensieve.models.registry import open_tower, open_vlm
 from tokensieve.plan import Budget, Plan, Step, Where
 
 N = GRID**2
-NEAR = 1e-5  # of logits of about 1; all is in float64, but scores and means are taken in float32
+NEAR = 1e-4  # of logits of about 1; all is in float64, but norms, scores and means are taken in float32
 PLANS = (
     "random@llm.2:50%",
     "anchor@out:10(k=4)",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tokensieve
+from tests.support.rounding import assert_near
 from tests.support.vlm_models import IMAGE, in_float64, relative
 from tokensieve.cutting.cache import cached_length
 from tokensieve.errors import Uncuttable
@@ -35,9 +36,9 @@ def test_images_of_different_sizes_are_cut_each_to_its_share(family: str) -> Non
         beams = [answer(model, batch, num_beams=2, use_cache=cache).sequences for cache in (True, False)]
     assert layers == ["llm.0", "llm.2"]
     for a, b in zip(cached.logits, uncached.logits, strict=True):
-        assert torch.allclose(a, b, atol=1e-5)
+        assert_near(a, b, steps=3000)  # their norms and softmax compute in float32 all the same
     assert torch.equal(*beams)
-    assert not torch.allclose(cached.logits[0], stock.logits[0], atol=1e-3)
+    assert not torch.allclose(cached.logits[0], stock.logits[0], atol=1e-2)
     lengths = [cached_length(cached.past_key_values, layer) for layer in range(4)]
     text = batch["input_ids"].shape[1] - max(counts)
     left = [-(-counts[0] * 4 // 5)]

@@ -33,7 +33,7 @@ class Reader(HTMLParser):
         self.rows: list[list[str]] = []
         self.words: list[str] = []
         self.handlers: list[str] = []
-        self.mlp(page)
+        self.feed(page)
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

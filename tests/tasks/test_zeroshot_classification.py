@@ -13,6 +13,7 @@ from clip_benchmark.metrics import zeroshot_classification as theirs
 from sklearn.metrics import balanced_accuracy_score
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.rounding import assert_near
 from tokensieve.errors import UserError
 from tokensieve.tasks import statistics
 from tokensieve.tasks.zeroshot_classification import task
@@ -80,7 +81,7 @@ def test_the_classifier_equals_clip_benchmark(tiny_clip: SimpleNamespace) -> Non
     model, _, tokenizer = tiny_clip.make()
     expected = theirs.zero_shot_classifier(model, tokenizer, NAMES, TEMPLATES, "cpu", amp=False)
     got = zero_shot_classifier(model, tokenizer, NAMES, TEMPLATES, CPU, nullcontext)
-    assert torch.allclose(got, expected, atol=1e-6)
+    assert_near(got, expected)
 
 
 def test_mean_per_class_recall_equals_sklearn() -> None:

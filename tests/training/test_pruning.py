@@ -195,7 +195,7 @@ def assert_same_gradients(some, others):
     for name, value in some.items():
         group = name.split(".")[0]
         largest = max(float(other.abs().max()) for key, other in some.items() if key.startswith(group))
-        torch.testing.assert_close(value, others[name], atol=2e-5 * largest, rtol=1e-3, msg=name)
+        torch.testing.assert_close(value, others[name], atol=2e-4 * largest, rtol=1e-3, msg=name)
 
 
 def test_accumulation_is_a_larger_batch(backbone):

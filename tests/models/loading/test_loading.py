@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from tests.support import hf_models
+from tests.support.rounding import assert_near
 from tokensieve import UserError
 from tokensieve.models import loading
 from tokensieve.models.features import encode_image, encode_text
@@ -43,7 +44,7 @@ def test_a_folder_is_loaded_as_it_was_saved(folders, kind):
     assert loaded.transform(picture().convert("L")).shape == (3, 48, 48)
     saved = hf_models.build(kind)
     with torch.no_grad():
-        torch.testing.assert_close(encode_image(loaded.model, pixels[None]), encode_image(saved, pixels[None]))
+        assert_near(encode_image(loaded.model, pixels[None]), encode_image(saved, pixels[None]), steps=1000)
     assert loaded.fingerprint == fingerprints.identity(saved.vit if kind == "vit" else saved, loaded.transform)
     assert loaded.fingerprint == loading.load(folders[kind], "", model_type="hf").fingerprint
     assert (kind == "siglip2") == any("resized to 48 x 48" in note for note in loaded.notes)
@@ -66,7 +67,7 @@ def test_clips_tokens_are_padded_masked_and_truncated(folders):
     with torch.no_grad():
         together = encode_text(loaded.model, tokens.to("cpu"))
         alone = encode_text(loaded.model, loaded.tokenizer(["dog"]))
-    torch.testing.assert_close(together[1:2], alone)
+    assert_near(together[1:2], alone, steps=1000)
 
 
 def test_siglips_tokens_are_lower_case_of_full_length_without_a_mask(folders):
@@ -161,7 +162,8 @@ def test_offline_an_id_that_was_not_fetched_answers_at_once(monkeypatch, tmp_pat
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "reachable", lambda *hosts: False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    start = time.monotonic()
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)  # a miss that is retried waits in between, however busy the machine
     with pytest.raises(UserError, match=r"openai/clip-vit-base-patch16 is not on this machine.*--model /path/to/model"):
         loading.load("openai/clip-vit-base-patch16", "", model_type="hf", cache_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"not on this machine.*Bench alone knows 'dinov2-base'"):
@@ -170,7 +172,7 @@ def test_offline_an_id_that_was_not_fetched_answers_at_once(monkeypatch, tmp_pat
         loading.load("vit_base_patch16_224", "augreg_in21k", model_type="timm", cache_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"hf-hub:timm/thing are not on this machine"):
         loading.load("hf-hub:timm/thing", "", model_type="timm", cache_dir=str(tmp_path))
-    assert time.monotonic() - start < 20  # a miss that is retried takes longer
+    assert not waited
 
 
 def edited(folder, copy, file, change):
@@ -238,7 +240,7 @@ def test_other_heads_are_another_timm_model():
 @pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_another_process():
     """Addresses, and the order of sets, differ from process to process."""
-    code = "from tokensieve.models import load; print(load.load('sieve-vit-8', 'scenes-v1').fingerprint)"
+    code = "from tokensieve.models import load; print(loading.load('sieve-vit-8', 'scenes-v1').fingerprint)"
     other = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}
     )
