@@ -216,7 +216,7 @@ def table(text: str) -> str:
         if line.startswith("┃"):
             drop |= {place for place, cell in enumerate(cells) if re.search(r"/s$|speed-up", cell.strip())}
         kept = "|".join(cell for place, cell in enumerate(cells) if len(cells) == 1 or place not in drop)
-        if not re.match("[┏┡└]", line):
+        if not re.match("[┏┡└─]", line.strip()):
             lines.append(" ".join(kept.split()))
     return "\n".join(lines)
 
@@ -263,16 +263,25 @@ def files(folder: Path) -> list[Path]:
 # --------------------------------------------------------------------------------------------------------------- commands
 
 
+def source() -> str:
+    """The tokensieve that is run. If a folder of PYTHONPATH is gone, an installed one would be run unnoticed: an error."""
+    missing = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place and not Path(place).is_dir()]
+    found = importlib.util.find_spec("tokensieve")
+    if missing or found is None or not Path(str(found.origin)).exists():
+        raise SystemExit(f"no source to run: {', '.join(missing) or 'tokensieve'} is not there")
+    return str(found.origin)
+
+
 def run(name: str, commands: list[str], work: Path, target: Path) -> None:
     """Run the commands of an entry, store what they said and wrote."""
     began, folder = time.monotonic(), work / name
     folder.mkdir()
     prepare(name, folder)
     given = set(files(folder))
-    given_path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    source = os.pathsep.join(str(Path(place).resolve()) for place in given_path)
+    places = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    path = os.pathsep.join(str(Path(place).resolve()) for place in places)
     variables = {
-        **{"PYTHONPATH": source, "COLUMNS": "160", "TOKENSIEVE_CACHE": str(folder / "cache"), "CUDA_VISIBLE_DEVICES": ""},
+        **{"PYTHONPATH": path, "COLUMNS": "160", "TOKENSIEVE_CACHE": str(folder / "cache"), "CUDA_VISIBLE_DEVICES": ""},
         **{"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HTTPS_PROXY": "http://127.0.0.1:9"},
     }
     parts, codes = [], []
@@ -281,6 +290,7 @@ def run(name: str, commands: list[str], work: Path, target: Path) -> None:
         done = subprocess.run(
             [sys.executable, *words], cwd=folder, env=os.environ | variables, capture_output=True, text=True, timeout=600
         )
+        source()  # still there
         codes.append(done.returncode)
         said = masked(done.stdout, work)
         if command.startswith(("eval", "bench", "search")) and "--help" not in command:
@@ -289,9 +299,9 @@ def run(name: str, commands: list[str], work: Path, target: Path) -> None:
             said = re.sub(r"(?<=\s)[\d.][\d.e/>x+-]*", "#", said)
         errors = [line for line in done.stderr.replace("\r", "\n").splitlines() if not PROGRESS.search(line)]
         parts.append(f"$ {command}\nexit code {done.returncode}\n{said}\n[stderr]\n" + masked("\n".join(errors), work))
-    for path in files(folder):
-        if path not in given:
-            parts.append(f"[file {masked(str(path.relative_to(folder)), work)}]\n{told(path, work)}")
+    for file in files(folder):
+        if file not in given:
+            parts.append(f"[file {masked(str(file.relative_to(folder)), work)}]\n{told(file, work)}")
     drawn = sorted((folder / "cache").rglob("*.jpg"))
     if drawn:
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in drawn)).hexdigest()
@@ -306,8 +316,7 @@ def take(target: Path, only: list[str]) -> None:
     if "report" in chosen:
         chosen = {name: lines for name, lines in entries().items() if name in chosen or name.startswith(("eval", "reid"))}
     target.mkdir(parents=True, exist_ok=True)
-    if (found := importlib.util.find_spec("tokensieve")) is not None:
-        print(f"of {found.origin}")
+    print(f"of {source()}", flush=True)
     last = {"report": chosen.pop("report")} if "report" in chosen else {}
     with tempfile.TemporaryDirectory() as work:
         for group in (chosen, last):

@@ -304,7 +304,7 @@ class Stub:
 
 def test_without_an_evaluation_the_lowest_mean_loss_is_best(tmp_path):
     losses = [5.0, 5.0, 1.0, 2.0, 9.0, 0.0]
-    learner = Stub(losses, better=("loss", "min"))
+    learner = Stub(losses, monitor=("loss", "min"))
     loop.train(learner, tmp_path, steps=3, checkpoint_every=2, quiet=True)
     assert checkpoint.load(tmp_path / "checkpoints" / "best").step == 3
     loop.train(learner, tmp_path / "b", steps=6, checkpoint_every=2, quiet=True)
@@ -314,7 +314,7 @@ def test_without_an_evaluation_the_lowest_mean_loss_is_best(tmp_path):
 @pytest.mark.parametrize("direction, best", [("max", 2), ("min", 3)])
 def test_the_best_is_the_first_of_the_best_and_what_is_not_finite_never_is(tmp_path, direction, best):
     numbers = [0.3, 0.5, 0.1, 0.5, float("nan"), 0.1]
-    learner = Stub([1.0] * 6, better=("acc", direction), evaluate=lambda done: {"acc": numbers[done - 1]})
+    learner = Stub([1.0] * 6, monitor=("acc", direction), evaluate=lambda done: {"acc": numbers[done - 1]})
     last = loop.train(learner, tmp_path, steps=6, checkpoint_every=6, evaluate_every=1, quiet=True)
     assert checkpoint.load(tmp_path / "checkpoints" / "best").step == best and last == {"acc": 0.1}
 

@@ -30,7 +30,7 @@ from tokensieve.cutting.passes import Call, Calls, Pass
 from tokensieve.cutting.placement import Cut
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
-from tokensieve.models.patching import Patch
+from tokensieve.models.patching import is_patched
 from tokensieve.models.patching import replace as replace_method
 from tokensieve.models.tower import Undo
 from tokensieve.models.vlm import Vlm
@@ -119,7 +119,7 @@ class DecoderCuts:
     @property
     def has_plan(self) -> bool:
         """Whether a plan is on the model."""
-        return isinstance(self.vlm.inner.__dict__.get("get_image_features"), Patch)
+        return is_patched(self.vlm.inner, "get_image_features")
 
     def attach(self) -> list[Undo]:
         """Puts the cuts on the model, to be undone by the list in reverse."""

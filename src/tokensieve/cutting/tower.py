@@ -14,7 +14,7 @@ from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.passes import Call, Calls, Pass, Row
 from tokensieve.cutting.placement import Cut
 from tokensieve.errors import UserError
-from tokensieve.models.patching import Patch, replace
+from tokensieve.models.patching import is_patched, replace
 from tokensieve.models.tower import Block, Layout, Tower, Undo
 
 # What is asked about each of so many images, of so many patches each; None: there is no question.
@@ -32,7 +32,7 @@ class TowerCuts:
     def has_plan(self) -> bool:
         """Whether a plan is on the tower."""
         modules = [*(block.module for block in self.tower.blocks), self.tower.head]
-        return any(isinstance(module.__dict__.get("forward"), Patch) for module in modules if module is not None)
+        return any(is_patched(module, "forward") for module in modules if module is not None)
 
     def attach(self) -> list[Undo]:
         """Puts the cuts on the tower, to be undone by the list in reverse."""

@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, NoReturn
 
 from tokensieve.errors import UserError
@@ -14,7 +15,7 @@ _NOTHING = object()
 
 
 class Patch:
-    """A function in the place of a method of one object, or a hook on it.
+    """A function as a hook on an object, or behind a method of it.
 
     A copy of the object would still work on the original, so it cannot be copied or pickled.
     """
@@ -32,12 +33,28 @@ class Patch:
         self.__deepcopy__({})
 
 
+def is_patched(owner: Any, name: str) -> bool:
+    """Whether `replace` has put a function over this method."""
+    return isinstance(getattr(owner.__dict__.get(name), "__self__", None), Patch)
+
+
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Puts the function over the method of this one object; what is returned takes it off again."""
+    """Puts a function over a method of this one object; what is returned takes it off again.
+
+    The function becomes a bound method, which torch.compile can open, with the signature of the method below it.
+    """
     before = owner.__dict__.get(name, _NOTHING)
-    patch = Patch(function)
-    patch.__signature__ = inspect.signature(getattr(owner, name))  # type: ignore[attr-defined]  # who asks gets the method's own
-    owner.__dict__[name] = patch
+
+    def method(patch: Patch, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    signature = inspect.signature(getattr(owner, name))
+    first = inspect.Parameter("patch", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[first, *signature.parameters.values()]
+    )
+    method.__name__ = name
+    owner.__dict__[name] = MethodType(method, Patch(function))
 
     def undo() -> None:
         if before is _NOTHING:
