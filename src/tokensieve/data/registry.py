@@ -89,6 +89,15 @@ def exclusive_task(name: str) -> str | None:
     return FIND if name in layouts.NAMES else None
 
 
+def contents_of(name: str) -> str | None:
+    """What the samples of a data set hold: "labels", "captions", "questions" or "objects"; None for shards, which tell themselves."""
+    if own := exclusive_task(name):
+        return {ANSWER: "questions", FIND: "objects"}[own]
+    if name.startswith("wds/"):
+        return None
+    return "captions" if name in CAPTIONS or EMBEDDED.get(name) in CAPTION_TASKS else "labels"
+
+
 def task_of(name: str) -> str:
     """The task that --task auto means for this data set."""
     if own := exclusive_task(name):

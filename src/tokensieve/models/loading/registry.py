@@ -1,0 +1,75 @@
+"""Declarations of model types: the libraries that models come from. This module imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokensieve import embedded
+from tokensieve.registry import Registry
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """What `--model_type NAME` means. The functions are named as "module:function" and imported when used."""
+
+    name: str
+    summary: str  # one line, for help and docs: what --model and --pretrained mean
+    check: str  # (model, pretrained) -> None; a UserError where there is no such model or no such weights
+    load: str  # (model, pretrained, cache_dir, device, dtype) -> Loaded
+    architecture: str | None = None  # (model, pretrained, image_size, cache_dir) -> the bare model, for bench
+    default_model: str | None = None  # what ships, used where --model is not given
+    example: str = ""  # of types without a default model: what to type
+    is_model_name: str | None = None  # (name) -> bool: whether a name can only be a model of this type
+
+
+MODEL_TYPES: Registry[ModelType] = Registry("model type")
+LOADING = "tokensieve.models.loading"
+
+MODEL_TYPES.add(
+    ModelType(
+        "open_clip",
+        "a name of open_clip's list; a tag, a file, or '' for random weights",
+        check=f"{LOADING}.open_clip:check_model",
+        load=f"{LOADING}.open_clip:load",
+        architecture=f"{LOADING}.open_clip:architecture",
+        default_model=embedded.MODEL,
+    )
+)
+MODEL_TYPES.add(
+    ModelType(
+        "ja_clip",
+        "Japanese CLIP models: --pretrained is the name",
+        check=f"{LOADING}.ja_clip:check_model",
+        load=f"{LOADING}.ja_clip:load",
+    )
+)
+MODEL_TYPES.add(
+    ModelType(
+        "hf",
+        "a folder or an id on the Hub; the revision on the Hub, '' for the main one",
+        check=f"{LOADING}.hf:check_model",
+        load=f"{LOADING}.hf:load",
+        architecture=f"{LOADING}.hf:architecture",
+        example="--model openai/clip-vit-base-patch16, or a folder with such a model",
+    )
+)
+MODEL_TYPES.add(
+    ModelType(
+        "timm",
+        "a name of timm's list; a tag, a file, or '' for random weights, unless the name ends in .TAG",
+        check=f"{LOADING}.timm:check_model",
+        load=f"{LOADING}.timm:load",
+        architecture=f"{LOADING}.timm:architecture",
+        example="--model vit_base_patch16_224.augreg2_in21k_ft_in1k",
+    )
+)
+MODEL_TYPES.add(
+    ModelType(
+        "vlm",
+        f"{embedded.LLAVA}, a folder, or an id on the Hub; the revision on the Hub, '' for the main one",
+        check=f"{LOADING}.vlm:check_model",
+        load=f"{LOADING}.vlm:load",
+        default_model=embedded.LLAVA,
+        is_model_name=f"{LOADING}.vlm:is_embedded",
+    )
+)
