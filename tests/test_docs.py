@@ -59,7 +59,7 @@ def test_the_example_method_conforms(text):
         exec(example, {})
         check_method("loudest")
     finally:
-        REGISTRY.pop("loudest", None)
+        REGISTRY.remove("loudest")
 
 
 def test_the_five_lines(tiny_clip):

@@ -9,11 +9,36 @@ handle.remove()
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # type checkers and editors read these; at run time a name is imported when it is first used
+    from tokensieve.core import Reduction as Reduction
+    from tokensieve.core import View as View
+    from tokensieve.cutting.handle import Handle as Handle
+    from tokensieve.cutting.handle import apply as apply
+    from tokensieve.cutting.selection import PrunedVisionEncoder as PrunedVisionEncoder
+    from tokensieve.cutting.selection import apply_pruning_to_model as apply_pruning_to_model
+    from tokensieve.cutting.selection import apply_token_selection as apply_token_selection
+    from tokensieve.cutting.selection import compute_diversity_scores as compute_diversity_scores
+    from tokensieve.cutting.selection import compute_importance_scores as compute_importance_scores
+    from tokensieve.cutting.selection import select_anchor_tokens as select_anchor_tokens
+    from tokensieve.cutting.selection import select_tokens_with_scoring as select_tokens_with_scoring
+    from tokensieve.errors import Uncuttable as Uncuttable
+    from tokensieve.errors import UserError as UserError
+    from tokensieve.methods.registry import Method as Method
+    from tokensieve.methods.registry import list_methods as list_methods
+    from tokensieve.methods.registry import method as method
+    from tokensieve.methods.sdtps import TokenAggregation as TokenAggregation
+    from tokensieve.methods.sdtps import TokenSparse as TokenSparse
+    from tokensieve.models.features import get_image_features_with_tokens as get_image_features_with_tokens
+    from tokensieve.parts.hub import Reducers as Reducers
+    from tokensieve.plan import Budget as Budget
+    from tokensieve.plan import Plan as Plan
+    from tokensieve.plugins import load_plugin as load_plugin
 
 __version__ = "0.1.0"
 
-_HOMES = {  # public name -> the module it lives in, imported when first asked for
+_MODULES = {  # public name -> the module that defines it
     "apply": "cutting.handle",
     "Handle": "cutting.handle",
     "Reducers": "parts.hub",
@@ -21,8 +46,10 @@ _HOMES = {  # public name -> the module it lives in, imported when first asked f
     "Budget": "plan",
     "View": "core",
     "Reduction": "core",
+    "Method": "methods.registry",
     "method": "methods.registry",
     "list_methods": "methods.registry",
+    "load_plugin": "plugins",
     "UserError": "errors",
     "Uncuttable": "errors",
     "select_anchor_tokens": "cutting.selection",
@@ -37,15 +64,16 @@ _HOMES = {  # public name -> the module it lives in, imported when first asked f
     "TokenAggregation": "methods.sdtps",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_MODULES]
 
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for one of type Any
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tokensieve' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"tokensieve.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'tokensieve' has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"tokensieve.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

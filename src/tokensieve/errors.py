@@ -1,21 +1,44 @@
-"""Errors that a user can mend: one line that says what came, what is allowed and what to type instead."""
+"""Errors that users can fix. The message states what was given, what is allowed and what to write instead."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
+WINDOW = 100  # characters of a long plan that are shown around the place of an error
+
 
 class UserError(ValueError):
-    """A mistake in the input. The command line prints it in one line and exits with 2."""
+    """An error in the input. The command line prints its message without a traceback and exits with 2."""
+
+
+class PlanError(UserError):
+    """A plan that cannot be read. The message has three lines: the problem, the plan, and a caret under the place.
+
+    Args:
+        reason: the problem, and what was probably meant.
+        text: the plan.
+        position: the index of the character in `text` where reading stopped.
+    """
+
+    def __init__(self, reason: str, text: str, position: int) -> None:
+        self.reason, self.text, self.position = reason, printable(text), position
+        start = max(0, min(position - WINDOW // 2, len(text) - WINDOW))
+        before, after = "..." if start else "", "..." if start + WINDOW < len(text) else ""
+        shown = f"{before}{self.text[start : start + WINDOW]}{after}"
+        caret = " " * (len(before) + position - start) + "^"
+        super().__init__(f"{reason}\n  {shown}\n  {caret}" if text else reason)
+
+    def __reduce__(self) -> tuple[type[PlanError], tuple[str, str, int]]:
+        return PlanError, (self.reason, self.text, self.position)
 
 
 class PlanWarning(UserWarning):
-    """The plan can be carried out, but does not do what its text suggests."""
+    """The plan can be applied, but does not do what its text suggests."""
 
 
 class Uncuttable(UserError):
-    """The plan is fine, but this model has no place where it could be carried out."""
+    """The plan is valid, but this model has no position where it could be applied."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -23,25 +46,37 @@ class Uncuttable(UserError):
 
 
 class NotFinite(UserError):
-    """NaN or infinity where numbers are needed to go on: of the input, or of weights that a training has spoilt."""
+    """NaN or infinity where finite numbers are needed: in the input, or from weights of a training that diverged."""
 
 
 class ProcessLostError(RuntimeError):
-    """Another process of the job is gone, so this one cannot go on. The command line prints it in one line and exits with 1."""
+    """Another process of the job has ended. The command line prints the message without a traceback and exits with 1."""
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The allowed word that a misspelt one most likely means, if any is near."""
+    """The option that a misspelt word most likely means; None if none is near."""
     near = difflib.get_close_matches(word, list(options), n=1)
     return near[0] if near else None
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """A hint to append to a message: the nearest allowed word, or nothing."""
+    """A hint to append to a message: the nearest option, or nothing."""
     near = nearest(word, options)
     return "" if near is None else f" Did you mean {near!r}?"
 
 
+def printable(text: str) -> str:
+    """The text with every whitespace character as a space and every other unprintable character as a question mark."""
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text)
+
+
 def one_line(error: object, limit: int | None = None) -> str:
-    """The text of an error as one line, cut after `limit` characters."""
-    return " ".join(str(error).split())[:limit]
+    """The text of an error as one line, cut after `limit` characters. For a PlanError: the plan and the reason."""
+    text = f"plan {error.text!r}: {error.reason}" if isinstance(error, PlanError) else str(error)
+    return " ".join(text.split())[:limit]
+
+
+def describe_value(value: object) -> str:
+    """A value and its type for a message, such as "3 (int)"; long values are cut."""
+    text = printable(repr(value))
+    return f"{text[:60]}{'...' if len(text) > 60 else ''} ({type(value).__name__})"

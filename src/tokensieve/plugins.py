@@ -1,6 +1,6 @@
 """Plug-ins: modules that add methods, tasks, data sets and more by declaring them when they are imported.
 
-    a package of ours          BUILT_IN, imported first
+    a package of tokensieve    BUILT_IN, imported first
     an installed package       its entry points in the group tokensieve.plugins, each the name of a module
     a user's own file          load_plugin("my_methods.py"), or --plugin my_methods.py on the command line
 
@@ -12,76 +12,110 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
+import re
 import sys
 import threading
+import traceback
 import warnings
-from importlib.metadata import entry_points
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 
-from tokensieve.errors import UserError, one_line
+from tokensieve.errors import UserError, describe_value, one_line
 
 GROUP = "tokensieve.plugins"
 BUILT_IN = ("tokensieve.reid",)
 
 _lock = threading.RLock()
 _loaded: dict[str, ModuleType] = {}  # by the name of a built-in module or an entry point, or by the path of a file
-_hashes: dict[str, str] = {}  # of the plug-ins that are not ours
-_started = False
+_hashes: dict[str, str] = {}  # of the plug-ins that are not part of tokensieve
+_on_failure: list[Callable[[str], None]] = []
+_is_started = _is_done = False
 
 
 def load_plugins() -> None:
-    """Import the built-in plug-ins and those of installed packages, once.
+    """Imports the built-in plug-ins and those of installed packages, once.
 
     A plug-in of an installed package that cannot be imported is left out with a warning of one line.
     """
-    global _started
-    if _started:
+    global _is_started, _is_done
+    if _is_done:
         return
-    with _lock:
-        if _started:
+    with _lock:  # another thread waits here until all are loaded
+        if _is_started:
             return
-        _started = True  # before the imports: they add to registries, and reading one must not start over
-        for name in BUILT_IN:
-            _loaded[name] = importlib.import_module(name)
-        for entry in entry_points(group=GROUP):
-            try:
-                module = importlib.import_module(entry.value.partition(":")[0])
-            except Exception as error:
-                problem = f"{type(error).__name__}: {one_line(error, 200)}"
-                warnings.warn(f"the plug-in {entry.name} ({entry.value}) cannot be loaded: {problem}", stacklevel=3)
-                continue
-            _loaded[entry.name] = module
-            _hashes[entry.name] = _source_hash(module)
+        _is_started = True  # before the imports: they add to registries, and reading one must not start over
+        try:
+            for name in BUILT_IN:
+                _loaded[name] = importlib.import_module(name)
+            for entry in entry_points(group=GROUP):
+                _load_entry_point(entry)
+            _is_done = True
+        finally:
+            _is_started = _is_done  # interrupted: the next call starts over
+
+
+def _load_entry_point(entry: EntryPoint) -> None:
+    module_name = entry.value.partition(":")[0].strip()
+    try:
+        module = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        _forget(module_name)
+        warnings.warn(f"the plug-in {entry.name} ({entry.value}) cannot be loaded: {_problem(error)}", stacklevel=4)
+        return
+    _loaded[entry.name] = module
+    _hashes[entry.name] = _source_hash(module)
 
 
 def load_plugin(file: str | Path) -> ModuleType:
-    """Import a Python file that declares methods, tasks or data sets; a UserError of one line if it cannot be imported.
+    """Imports a Python file that declares methods, tasks or data sets, so that plans and commands can name them.
 
-    The same file again is the module that was imported before.
+    Args:
+        file: the path of the file. Loading the same file again returns the module that was imported before.
+
+    Returns:
+        The imported module.
+
+    Raises:
+        UserError: the file does not exist, cannot be imported, or declares a name that is taken. The message has one line.
+
+    Example:
+        >>> tokensieve.load_plugin("my_methods.py")
+        >>> handle = tokensieve.apply(model, "my_method@6:50%")
     """
-    path = Path(file).resolve()
+    if not isinstance(file, (str, os.PathLike)) or not str(file):
+        raise UserError(f"a plug-in is the path of a Python file, such as my_methods.py, not {describe_value(file)}")
     with _lock:
-        if str(path) in _loaded:
-            return _loaded[str(path)]
         load_plugins()
-        if not path.is_file():
-            raise UserError(f"no plug-in {str(file)!r}: give the path of a Python file, such as my_methods.py")
-        name = f"tokensieve_plugin_{path.stem}"
+        try:
+            path = Path(file).resolve()
+            if str(path) in _loaded:
+                return _loaded[str(path)]
+            source = path.read_bytes()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or one_line(error, 200)
+            raise UserError(f"the plug-in {str(file)!r} cannot be read: {reason}; give the path of a Python file") from error
+        name = f"tokensieve_plugin_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}"
         if name in sys.modules:
-            raise UserError(f"{file}: another plug-in is called {path.name} too; rename one of the two files")
+            raise UserError(f"a plug-in with the name of {file} is loaded already; rename one of the two files")
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise UserError(f"{file} is not a Python file, so it cannot be a plug-in")
+            raise UserError(f"the plug-in {file} is not a Python file; its name must end with .py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # so that dataclasses and pickled classes of the file find their module
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise UserError(f"the plug-in {file} cannot be loaded: {type(error).__name__}: {one_line(error, 200)}") from error
+        except BaseException as error:
+            _forget(name)
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise UserError(f"the plug-in {file} cannot be loaded: {_problem(error, path)}") from error
         _loaded[str(path)] = module
-        _hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        _hashes[path.name] = hashlib.sha256(source).hexdigest()[:16]
         return module
 
 
@@ -89,6 +123,26 @@ def plugin_hashes() -> dict[str, str]:
     """A hash of the source of every loaded plug-in that is not part of tokensieve, by its name."""
     load_plugins()
     return dict(sorted(_hashes.items()))
+
+
+def on_failure(remove: Callable[[str], None]) -> None:
+    """Has `remove` called with the name of a module whose import failed, to remove what it had declared by then."""
+    _on_failure.append(remove)
+
+
+def _forget(module_name: str) -> None:
+    sys.modules.pop(module_name, None)
+    for remove in _on_failure:
+        remove(module_name)
+
+
+def _problem(error: BaseException, path: Path | None = None) -> str:
+    """An error of a plug-in in one line, with the line of its file where it was raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if path and frame.filename == str(path)]
+    where = f"line {lines[-1]}: " if lines else ""
+    if isinstance(error, UserError):
+        return where + one_line(error, 300)
+    return f"{where}{type(error).__name__}: {one_line(error, 200)}".rstrip(": ")
 
 
 def _source_hash(module: ModuleType) -> str:

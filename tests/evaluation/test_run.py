@@ -561,7 +561,7 @@ def test_unwritable_output_is_found_before_anything_is_loaded(
         (["--model", "local-dir:nowhere"], "open_clip_config.json"),
         (["--dataset", "cifar1"], "Did you mean 'cifar10'"),
         (["--dataset", "wds/colours", "--dataset_root", "{name}"], "{dataset_cleaned}"),
-        (["--plan", "anchr(k=2,m=4)"], "Did you mean 'anchor'"),
+        (["--plan", "anchr(k=2,m=4)"], "Did you mean 'anchor(k=2,m=4)'"),
         (["--plan", "anchor@9(k=2,m=4)"], "9"),
         (["--plan", "anchor(k=0,m=4)"], "k=0"),
         (["--enable_pruning", "--alpha", 2], "alpha"),
@@ -591,7 +591,9 @@ def test_unwritable_output_is_found_before_anything_is_loaded(
 def test_mistakes_are_one_line(run: Run, flags: list, says: str) -> None:
     done = run(*flags, expect=2)
     assert says in done.err
-    assert done.err.startswith("tokensieve: error: ") and done.err.count("\n") == 1
+    first, *others = done.err.splitlines()
+    assert first.startswith("tokensieve: error: ")
+    assert not others or (len(others) == 2 and others[1].strip() == "^")  # a plan that cannot be read is shown, with a caret
     assert done.files == []
 
 

@@ -33,7 +33,7 @@ def test_a_new_method_is_one_function():
 
         assert str(Plan.parse("norm_of_tokens@2:50%(power=2.0)")) == "norm_of_tokens@2:50%(power=2.0)"
     finally:
-        REGISTRY.pop("norm_of_tokens", None)
+        REGISTRY.remove("norm_of_tokens")
 
 
 def test_a_taken_name_is_refused():

@@ -423,7 +423,7 @@ def test_coarse_row_in_a_view(name):
         with tokensieve.apply(model, "grid@1:9(rest=merge) + looks@2:5"):
             run(name, model, images)
     finally:
-        REGISTRY.pop("looks")
+        REGISTRY.remove("looks")
     ((view, coarse),) = seen
     prefix, attention = VARIANTS[name].prefix, view.attention
     logits = attention.q @ attention.k.transpose(2, 3) * attention.scale
@@ -507,7 +507,7 @@ def test_merged_tokens_count_as_often_as_they_stand_for_patches(name):
                 outs.append(run(name, model, images))
             assert handle.ledger[0].tokens_out == len(first)
     finally:
-        REGISTRY.pop("joined")
+        REGISTRY.remove("joined")
     for out in outs:
         if "no_head" in name:
             full = full[:, first] if full.shape[1] == n else full
@@ -580,7 +580,7 @@ def test_the_grid_is_the_batchs_own(name):
             run(name, model, torch.randn(2, 3, 64, 24))
             run(name, model, torch.randn(2, 3, 48, 32))
     finally:
-        REGISTRY.pop("looks")
+        REGISTRY.remove("looks")
     assert seen == [(8, 3), None, (6, 4), None]
 
 

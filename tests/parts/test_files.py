@@ -11,7 +11,7 @@ import tokensieve
 from tests.support import vlm_models
 from tokensieve import Plan, UserError
 from tokensieve.methods.learned import Scorer
-from tokensieve.methods.registry import get_method
+from tokensieve.methods.registry import REGISTRY, get_method
 from tokensieve.models import loading
 from tokensieve.models.registry import open_tower
 from tokensieve.parts import files as part_files
@@ -178,17 +178,22 @@ def test_a_vlm_is_signed_with_its_decoder_and_each_place_has_its_width(tmp_path)
     assert "is another" in refused(tower, tmp_path / "x.safetensors", "learned@2:5")
 
 
-def test_what_a_plan_does_not_use_is_left_aside(model, scorer, tmp_path, monkeypatch):
+def test_what_a_plan_does_not_use_is_left_aside(model, scorer):
     """So that one folder serves several plans; but weights that no step uses are a mistake."""
 
     class Other(Scorer):
         pass
 
-    another = tokensieve.methods.describe(lambda view, keep: None, part=Other)
-    monkeypatch.setitem(tokensieve.methods.registry.REGISTRY, "another", another)
-    both = {"learned": scorer, "another": Other(width=128)}
-    assert resolve.load_parts(Plan.parse("learned@4:32"), model, both) == {"learned": scorer}
-    assert "does not use it" in refused(model, {"another": Other(width=128)})
+    @tokensieve.method(part=Other)
+    def another(view, keep):
+        raise NotImplementedError
+
+    try:
+        both = {"learned": scorer, "another": Other(width=128)}
+        assert resolve.load_parts(Plan.parse("learned@4:32"), model, both) == {"learned": scorer}
+        assert "does not use it" in refused(model, {"another": Other(width=128)})
+    finally:
+        REGISTRY.remove("another")
 
 
 def test_a_header_whose_settings_build_no_module_is_refused(model, scorer, tmp_path):

@@ -545,7 +545,7 @@ def _print_methods() -> None:
         about = [
             f"needs {' and '.join(method.needs)}" if method.needs else "needs nothing but the tokens",
             f"options {options}" if options else "no options",
-            f"paper: {method.paper}" if method.paper else "no paper",
+            *([f"paper: {method.paper}"] if method.paper else []),
         ]
         print(f"{method.name:<10} {method.summary}\n{'':<10} {'; '.join(about)}")
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from tokensieve.config.document import ConfigError, ConfigErrors, Document
-from tokensieve.errors import did_you_mean, nearest
+from tokensieve.errors import UserError, did_you_mean, nearest, one_line
 
 
 def check_document(document: Document, schema: type[BaseModel], known: Iterable[ConfigError] = ()) -> Any:
@@ -72,7 +72,8 @@ def _words(text: str) -> str:
 def _explain(error: Any, document: Document, schema: type[BaseModel]) -> Iterator[ConfigError]:
     """One pydantic error in a user's words: where, what came, what is allowed. A validator may have told several."""
     place, kind, came = error["loc"], error["type"], error["input"]
-    told = error["msg"].removeprefix("Value error, ")
+    raised = error.get("ctx", {}).get("error")
+    told = one_line(raised) if isinstance(raised, UserError) else error["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
         *above, key = place
         allowed = keys(annotation_at(schema, above))

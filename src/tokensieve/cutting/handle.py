@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import reduce
-from types import TracebackType
+from pathlib import Path
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -18,13 +19,13 @@ from tokensieve.cutting.decoder import DecoderCuts
 from tokensieve.cutting.passes import CallOptions, Calls, Pass, Row
 from tokensieve.cutting.placement import Cut, check_token_counts, place_plan
 from tokensieve.cutting.tower import TowerCuts
-from tokensieve.errors import PlanWarning, Uncuttable, UserError
+from tokensieve.errors import PlanWarning, Uncuttable, UserError, describe_value
 from tokensieve.models.registry import open_tower, open_vlm
 from tokensieve.models.tower import Tower, Undo
 from tokensieve.models.vlm import Vlm
 from tokensieve.parts.protocol import Weights
 from tokensieve.parts.resolve import load_parts
-from tokensieve.plan import Plan
+from tokensieve.plan import Plan, as_plan
 
 if TYPE_CHECKING:
     from tokensieve.drawing.sheet import Picture
@@ -275,7 +276,17 @@ def apply(
         >>> with tokensieve.apply(model, "anchor@6:60(rest=merge)") as handle:
         ...     features = model.encode_image(images)
     """
-    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    if not isinstance(model, nn.Module):
+        raise UserError(f"apply needs a model, a torch.nn.Module, not {describe_value(model)}")
+    plan = as_plan(plan)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise UserError(f"seed is a whole number, not {describe_value(seed)}")
+    if context is not None and not isinstance(context, Mapping):
+        raise UserError(f"context is a mapping of names to values, not {describe_value(context)}")
+    if not isinstance(weights, (str, Path, list, tuple, Mapping, NoneType)):
+        raise UserError(
+            f"weights are a file, a folder, an id on the Hub, several of them or modules, not {describe_value(weights)}"
+        )
     handle = Handle(model, plan, seed, context, load_parts(plan, model, weights), check_finite)
     for note in handle.notes:
         warnings.warn(note, PlanWarning, stacklevel=2)

@@ -21,7 +21,7 @@ from tokensieve.models.registry import open_vlm
 from tokensieve.models.tower import Undo
 from tokensieve.models.vlm import Vlm
 from tokensieve.parts.protocol import Weights
-from tokensieve.plan import Plan
+from tokensieve.plan import Plan, as_plan
 
 SIDES = (4, 7, 10, 14, 20, 24)  # patches a side, for the break-even point
 PHASES = ("tower", "selection", "prefill", "prefill_with_selection", "decode", "other", "first", "total")
@@ -129,7 +129,7 @@ def open_model(model: nn.Module) -> Vlm:
 
 def fresh_handle(model: nn.Module, plan: Plan | str, weights: Weights) -> Handle:
     """A handle off the model; its notes are in the rows, so it says nothing."""
-    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    plan = as_plan(plan)
     trained = plan.is_trained
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)

@@ -23,7 +23,7 @@ from torch import nn
 from tokensieve.errors import UserError, did_you_mean, one_line
 from tokensieve.parts import files as part_files
 from tokensieve.parts import resolve, signature
-from tokensieve.plan import Plan
+from tokensieve.plan import Plan, as_plan
 
 FORMAT = "tokensieve reducers 1"
 CONFIG, CARD = "config.json", "README.md"
@@ -44,7 +44,7 @@ class Reducers(Mapping[str, nn.Module]):
         measured: Mapping[str, Any] | None = None,
     ) -> None:
         self.modules = dict(modules)
-        self.plan = Plan.parse(plan) if isinstance(plan, str) else plan
+        self.plan = as_plan(plan)
         self.headers = {name: dict(header) for name, header in headers.items()}  # of their files
         self.trained = dict(trained or {})
         self.tokens = [dict(row) for row in tokens]
@@ -66,7 +66,7 @@ class Reducers(Mapping[str, nn.Module]):
         trained: what they were trained on ("model", "dataset", "steps", "seed", ...), anything JSON can say; tokens: rows of a
         handle's ledger; measured: numbers by name, or by plan and name, for the model card.
         """
-        plan = Plan.parse(plan) if isinstance(plan, str) else plan
+        plan = as_plan(plan)
         trained = {"model": signature.model_name(model)} | dict(trained or {})
         resolve.load_parts(plan, model, dict(modules))  # says what does not fit
         signed = signature.model_signature(model)

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Objective, Search
 from tokensieve.config.section import Count, Fraction, Section
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, one_line
 
 Weight = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
@@ -83,7 +83,7 @@ class Model(Section):
         try:
             names = {step.method.name for step in Plan.parse(self.plan).steps}
         except ValueError as error:
-            wrong.append(f"PLAN: {error}")
+            wrong.append(f"PLAN: {one_line(error)}")
         else:
             if "USE_SDTPS" in self.model_fields_set and ("sdtps" in names) != self.USE_SDTPS:
                 wrong.append(f"USE_SDTPS: {self.USE_SDTPS} and PLAN: {self.plan} contradict; leave one of them out")

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, one_line
 from tokensieve.report.fields import Result, mapping_at, plan_text
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
                 so_far += more
             said += remarks
         except UserError as error:
-            said.append(f"{text} is not drawn: {error}")
+            said.append(f"{text} is not drawn: {one_line(error)}")
     if not any(bands):
         said.append("No pictures: no plan here cuts anything.")
     figures = []
