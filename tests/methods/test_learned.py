@@ -225,17 +225,17 @@ def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
     "was, now, told",
     [
         ('"learned@7:5"', '"anchor@7:5"', "nothing to train"),
-        ('"learned@7:5"', '"lerned@7:5"', "Did you mean 'learned'"),
+        ('"learned@7:5"', '"lerned@7:5"', "Did you mean 'learned@7:5'"),
         ("steps: 4", "steps: 4\nfeature: 0\nlogits: 0\nattention: 0", "nothing to learn from"),
         ("steps: 4", "stepps: 4", "Did you mean 'steps'"),
         ("warmup: 1", "warmup: 4", "optimizer.warmup: 4 is not less than the 4 steps"),
         ("learned@7:5", "learned@out:5(rest=zero)", "use merge, fuse or drop"),
     ],
 )
-def test_mistakes_are_told(tmp_path, was, now, told):
+def test_errors_are_explained(tmp_path, was, now, message):
     with pytest.raises(UserError) as caught:
         config.load(written(tmp_path, TINY.replace(was, now)))
-    assert told in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def learner_of(tmp_path, plan, **weights):

@@ -145,9 +145,7 @@ def _select(tokens: Tensor, k: int, m: int, alpha: float, attention: Attention |
 
 
 def _check(**given: Any) -> None:
-    normalize = get_method("anchor").options["normalize"]
-    normalize.read(given.get("normalize", normalize.default), "normalize", "anchor")
-    _anchor.check({"k": 10, "m": 50, "alpha": 0.5} | given)
+    make_step(get_method("anchor"), options=given)
 
 
 def _resolve(attention: Attention | nn.Module, tokens: Tensor) -> Attention:

@@ -1,11 +1,11 @@
-"""Anchors, importance and diversity: the S1 and S2 selection.
+"""Anchors, importance and diversity.
 
     A_coarse = attention of CLS to the patches (View.coarse)        the k largest are anchors
     I_i      = mean over anchors j of Attn(x_i, x_j)                importance
     D_i      = 1 - max over anchors j of cos(x_i, x_j)              diversity
     S_i      = alpha * I_i + (1 - alpha) * D_i                      the best non-anchors are kept too
 
-I is about 1/N and D about 1, so by default both are stretched to [0, 1] over the patches of each image first
+I is about 1/N and D about 1, so by default both are scaled to [0, 1] over the patches of each image first
 (normalize=minmax); normalize=none is the literal formula, in which alpha=0.5 means diversity almost alone.
 """
 
@@ -23,7 +23,7 @@ from tokensieve.methods.registry import method
 from tokensieve.scoring import Attention, cosine, minmax, top
 
 
-def check(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
     """k at least 1, m at least 0, alpha within [0, 1]."""
     if options["k"] < 1:
         raise UserError(f"anchor: k={options['k']}, but at least one anchor is needed; for example k=10")
@@ -52,9 +52,8 @@ def score(attention: Attention, tokens: Tensor, anchors: Tensor, alpha: float, n
 
 @method(
     summary="anchors by CLS attention, then the patches that matter to them and differ from them",
-    paper="tokensieve S1/S2",
     needs=("attention",),
-    check=check,
+    check=check_options,
     budget=lambda options: options["k"] + options["m"],
 )
 def anchor(
@@ -66,7 +65,7 @@ def anchor(
     alpha: float = 0.5,
     normalize: Literal["minmax", "none"] = "minmax",
 ) -> Reduction:
-    """k anchors and the best of the others up to keep in all (m says how many where the plan has no budget)."""
+    """k anchors and the best of the other patches, `keep` in all (k + m where the plan has no budget)."""
     assert view.attention is not None
     anchors = top(view.coarse(), min(k, keep))
     scores = score(view.attention, view.tokens, anchors, alpha, normalize)

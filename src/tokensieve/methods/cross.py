@@ -1,22 +1,22 @@
-"""Pruner heads inside the language model: a small network at each pruning layer tells which vision tokens the question needs.
+"""Pruner heads inside the language model: a small network at each pruning layer scores the vision tokens for the question.
 
     v = vision W_v,  w = question W_w                       both to d_internal
-    h = v + attention(v asks, the question's words answer)  several heads; one more word stands for "none of them"
+    h = v + attention(queries v, keys and values w)         several heads; one learned extra word stands for "none of them"
     logit = MLP(norm(h)) + gain * mean over heads of log(attention to the mean word / attention to "none of them")
 
-(B, N), other weights at each layer. The last term is what the attention's softmax hides from what it averages: how much a token
-has to do with the question at all. A token that stands for several patches tells the MLP so by the logarithm of its size.
+logit is (B, N); each layer has its own weights. The last term measures how much a token is related to the question at all,
+which the softmax of the attention hides. The MLP also gets the logarithm of the size of a merged token.
 
-In training a token stays with probability sigmoid((logit + g) / T), g the difference of two Gumbel numbers. Nothing is
-dropped: the logarithm of the probability is added to the attention logits of that token from this layer on, which is where
-dropping acts. (A factor of the hidden state would be undone by the next layer's norm.) In use the best K by logit stay and the
-others are gone; as the probabilities become 0 and 1, the one becomes the other.
+In training a token is kept with probability sigmoid((logit + g) / T), where g is the difference of two Gumbel numbers. Nothing
+is dropped: the logarithm of the probability is added to the attention logits of that token from this layer on, which is what
+dropping changes. (A factor of the hidden state would be undone by the norm of the next layer.) In evaluation the K tokens with
+the largest logits are kept and the others dropped. As the probabilities approach 0 and 1, both become the same.
 
-Before they are that, the best K of nearly equal probabilities are another choice than a draw by them. So the training may end
-with steps on the hard path (`straight`): K tokens drawn by logit + T * g, with a gate that is 1 forward and backward the
-logarithm of the token's share, as in methods/learned.py.
+Until then, the K largest of nearly equal probabilities differ from a sample of them. So the training may end with steps on the
+hard path (`straight`): K tokens sampled by logit + T * g, with a gate that is 1 in the forward pass and in the backward pass
+the logarithm of the token's share, as in methods/learned.py.
 
-The heads see the question only, never the answer.
+The heads read the question only, never the answer.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from tokensieve.errors import UserError
 from tokensieve.methods.registry import method
 from tokensieve.scoring import full_precision, top
 
+MAX_ODDS = 20.0  # bound of the log odds of one head; without any word they are -infinite
+
 
 class Head(nn.Module):
-    """Vision tokens (B, N, D) and the question's words (B, T, D) -> logits of staying (B, N)."""
+    """Logits of keeping each token, from vision tokens (B, N, D) and the words of the question (B, T, D): (B, N)."""
 
-    def __init__(self, width: int, d_internal: int, heads: int, stays: float) -> None:
+    def __init__(self, width: int, d_internal: int, heads: int, keep_probability: float) -> None:
         super().__init__()
         self.heads = heads
         self.vision_norm, self.question_norm = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -50,26 +52,36 @@ class Head(nn.Module):
         self.hidden, self.out = nn.Linear(d_internal, d_internal), nn.Linear(d_internal, 1)
         self.gain = nn.Parameter(torch.tensor(0.1))
         nn.init.normal_(self.out.weight, std=0.1 * d_internal**-0.5)
-        nn.init.constant_(self.out.bias, math.log(stays / (1 - stays)))  # begins with the right number of tokens
+        nn.init.constant_(
+            self.out.bias, math.log(keep_probability / (1 - keep_probability))
+        )  # starts with the right number of tokens
 
     def forward(self, tokens: Tensor, sizes: Tensor, question: Question | None) -> Tensor:
         v = self.vision(self.vision_norm(tokens.float())) + self.size(sizes.log()[..., None])  # (B, N, d_internal)
         nothing = self.nothing.expand(len(v), -1, -1)
-        words, there = nothing, torch.ones_like(nothing[..., 0], dtype=torch.bool)
+        words, mask = nothing, torch.ones_like(nothing[..., 0], dtype=torch.bool)
         if question is not None:
             words = torch.cat([nothing, self.question(self.question_norm(question.tokens.float()))], dim=1)
-            there = torch.cat([there, question.mask], dim=1)  # (B, 1+T)
-        q, k, said = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.q(v), self.k(words), self.v(words)))
+            mask = torch.cat([mask, question.mask], dim=1)  # (B, 1+T)
+        q, k, values = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (self.q(v), self.k(words), self.v(words)))
         logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5  # (B, H, N, 1+T)
-        share = logits.masked_fill(~there[:, None, None], -1e4).log_softmax(-1)
-        heard = (share.exp() @ said).transpose(1, 2).flatten(2)
-        asked = there.sum(1)[:, None] - 1  # (B, 1), how many words
-        odds = (share[..., 1:].logsumexp(-1) - share[..., 0]).clamp(-MOST, MOST).mean(1) - asked.clamp_min(1).log()  # (B, N)
-        return self.out(F.gelu(self.hidden(self.norm(v + self.o(heard)))))[..., 0] + self.gain * odds
+        share = logits.masked_fill(~mask[:, None, None], -1e4).log_softmax(-1)
+        attended = (share.exp() @ values).transpose(1, 2).flatten(2)
+        n_words = mask.sum(1)[:, None] - 1  # (B, 1)
+        odds = (share[..., 1:].logsumexp(-1) - share[..., 0]).clamp(-MAX_ODDS, MAX_ODDS).mean(1) - n_words.clamp_min(
+            1
+        ).log()  # (B, N)
+        logit: Tensor = self.out(F.gelu(self.hidden(self.norm(v + self.o(attended)))))[..., 0] + self.gain * odds
+        return logit
 
 
 class Heads(nn.Module):
-    """One Head for each pruning layer. keep: tokens it is trained to leave at each; arriving: tokens before the first."""
+    """One Head for each pruning layer.
+
+    Args:
+        keep: the number of tokens to keep at each layer.
+        arriving: the number of tokens before the first layer.
+    """
 
     temperature: Tensor
 
@@ -91,8 +103,8 @@ class Heads(nn.Module):
         self.width, self.layers, self.d_internal, self.heads, self.arriving = width, list(layers), d_internal, heads, arriving
         self.keep = list(keep)
         before = [arriving or 2 * keep[0], *keep] if keep else []
-        stays = [min(max(after / n, 0.05), 0.95) for n, after in zip(before, keep, strict=False)] or [0.5] * len(layers)
-        self.layer = nn.ModuleDict({str(n): Head(width, d_internal, heads, p) for n, p in zip(layers, stays, strict=True)})
+        shares = [min(max(after / n, 0.05), 0.95) for n, after in zip(before, keep, strict=False)] or [0.5] * len(layers)
+        self.layer = nn.ModuleDict({str(n): Head(width, d_internal, heads, p) for n, p in zip(layers, shares, strict=True)})
         self.register_buffer("temperature", torch.tensor(float(temperature)))
         self.soft = False  # the soft path without noise, in evaluation
         self.straight = False  # in training: the hard path, and a straight-through gate for the gradient
@@ -110,7 +122,7 @@ class Heads(nn.Module):
         }
 
     def budget(self, place: str) -> int | None:
-        """How many tokens it leaves at a layer where the plan gives no number."""
+        """The number of tokens to keep at a layer where the plan has no budget."""
         return dict(zip(self.places(), self.keep, strict=False)).get(place)
 
     def places(self) -> list[str]:
@@ -120,17 +132,18 @@ class Heads(nn.Module):
     def forward(self, view: View) -> Tensor:
         if view.place not in self.places():
             raise UserError(f"cross: no head for @{view.place}; these weights were trained for {', '.join(self.places())}")
-        return self.layer[view.place.removeprefix("llm.")](view.tokens, view.sizes_or_ones(), view.question)
+        logits: Tensor = self.layer[view.place.removeprefix("llm.")](view.tokens, view.sizes_or_ones(), view.question)
+        return logits
 
 
 @method(
     summary="trained heads in the language model drop the vision tokens that the question does not need (--weights)",
-    paper="tokensieve S4",
     needs=("question",),
     part=Heads,
+    recipe="tokensieve train configs/vision_token_pruning.yaml",
 )
 def cross(view: View, keep: int) -> Reduction:
-    """The tokens whose logits are largest; in training all of them, with the probabilities of staying."""
+    """The tokens with the largest logits; in training all of them, with the probabilities of keeping each."""
     part: Heads = view.part
     logits = part(view)
     if part.training and part.straight:
@@ -145,9 +158,6 @@ def cross(view: View, keep: int) -> Reduction:
     return Reduction(index=everything, n=view.n, scores=logits, soft=(noisy / part.temperature).sigmoid())
 
 
-MOST = 20.0  # how far the odds of one head can go; without any word they are -infinite
-
-
 def sparsity(soft: Tensor, keep: int) -> Tensor:
-    """The squared relative error of each image's expected number of tokens (B, N) -> the mean of it."""
+    """Mean squared relative error of the expected number of tokens, from the probabilities (B, N)."""
     return ((soft.float().sum(-1) - keep) / keep).square().mean()

@@ -1,12 +1,12 @@
-"""A small trained network scores the tokens; the best go on.
+"""A small trained network scores the tokens; those with the largest scores are kept.
 
-Its heart is an attention of its own: the CLS token (without one: the mean token) asks, the tokens answer, a softmax for each
-head, the mean over heads. So it can tell what the model will look at after the cut, from what is there before it. To the
-logarithm of that comes what a small MLP makes of the token, of how much CLS attends to it and of how similar the two are.
+The network has an attention of its own, from the CLS token (without one, the mean token) to the tokens, averaged over heads.
+With it, the network can predict what the model attends to after the cut. The score is the logarithm of that attention, plus the
+output of a small MLP that reads the token, the attention it gets from CLS, and its similarity to CLS.
 
-In training the choice is hard as well, and straight-through: a chosen token's gate is 1 forward and backward it is the
-logarithm of its share in the softmax of all scores, so that the loss can ask for more of one token and less of the others.
-A little Gumbel noise on the ranking (`exploration`) lets tokens in that would not have been seen.
+In training the selection is hard too, with a straight-through gate: 1 in the forward pass, and in the backward pass the
+logarithm of the token's share in the softmax of all scores. A little Gumbel noise on the ranking (`exploration`) selects tokens
+that would not have been selected otherwise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HIDDEN, HEADS = 128, 4
 
 
 class Scorer(nn.Module):
-    """(B, N, D) tokens and what is known of them -> (B, N) scores, logarithms of shares."""
+    """Scores of the tokens, logarithms of shares: (B, N, D) -> (B, N)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,19 +45,20 @@ class Scorer(nn.Module):
         q, k = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (self.ask(self.norm(summary)), self.answer(normed)))
         logits = (q @ k.transpose(-1, -2))[:, :, 0] * q.shape[-1] ** -0.5  # (B, H, N)
         shares = logits.log_softmax(-1).logsumexp(1)  # (B, N)
-        heard = (view.coarse().float() * view.n).clamp_min(1e-6).log()  # (B, N), 0 where all are heard alike
-        cues = torch.stack([heard, cosine(tokens, summary)[..., 0]], dim=-1)  # (B, N, 2)
-        return (shares + self.out(F.gelu(self.token(normed) + self.cues(cues)))[..., 0]).log_softmax(-1)
+        attention = (view.coarse().float() * view.n).clamp_min(1e-6).log()  # (B, N), 0 if all get the same
+        cues = torch.stack([attention, cosine(tokens, summary)[..., 0]], dim=-1)  # (B, N, 2)
+        scores: Tensor = shares + self.out(F.gelu(self.token(normed) + self.cues(cues)))[..., 0]
+        return scores.log_softmax(-1)
 
 
 @method(
     summary="a small trained network scores the tokens (--weights)",
-    paper="tokensieve S3",
     needs=("attention",),
     part=Scorer,
+    recipe="tokensieve train configs/learned_selector.yaml",
 )
 def learned(view: View, keep: int) -> Reduction:
-    """The tokens that the trained Scorer ranks highest."""
+    """The tokens with the largest scores of the trained Scorer."""
     scorer: Scorer = view.part
     scores = scorer(view)
     if not (scorer.training and torch.is_grad_enabled()):

@@ -1,18 +1,19 @@
-"""A trained scorer chooses M centres among the vision tokens; every other token joins the centres it resembles.
+"""A trained scorer selects M centres among the vision tokens; the other tokens are merged into the centres similar to them.
 
-    s = score(X)                                   (B, N), a small MLP on the token and on how far it is from the mean token
-    C = the M tokens with the largest s            in training s + T * Gumbel noise: a draw by the scores, sharper as T falls
-    W = softmax over C of q(X) k(C)^T / sqrt(d) / T    (B, N, M); a centre joins itself
+    s = score(X)                                   (B, N), a small MLP on the token and its distance from the mean token
+    C = the M tokens with the largest s            in training s + T * Gumbel noise: a sample by the scores, sharper as T falls
+    W = softmax over C of q(X) k(C)^T / sqrt(d) / T    (B, N, M); a centre is assigned to itself
     merged_j = sum_i W_ij x_i / sum_i W_ij         means, so that norms do not grow by N / M
 
-With kind="question_aware" the tokens first attend to the question's embeddings; what the scorer and the assignment then see
-knows what is asked for. What goes on are means of the tokens as they were, since a frozen projector reads them.
+With kind="question_aware" the tokens first attend to the embeddings of the question, so scores and assignment depend on it. The
+output tokens are means of the original tokens, because a frozen projector reads them.
 
-Top-k has no gradient, so each merged token has a straight-through gate: 1 forward, and backward the logarithm of its centre's
-share in the softmax of all scores. The gate stands between the merged token and the one there would be in its place, were its
-centre not chosen: that of the centre it resembles most. As a mere factor of the token it would say how long a token should be.
+Top-k has no gradient, so each merged token has a straight-through gate: 1 in the forward pass, and in the backward pass the
+logarithm of its centre's share in the softmax of all scores. The gate interpolates between the merged token and the one that
+would replace it if its centre were not selected: the one of the most similar centre. As a factor of the token, the gate would
+only learn how long a token should be.
 
-Before any training it is a merge by similarity already: q and k begin as the same scaled orthogonal projection.
+The untrained module merges by similarity: q and k start as the same scaled orthogonal projection.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ HEADS = 4
 
 
 class Attending(nn.Module):
-    """Tokens (B, N, D) take up what the question's words (B, T, E) say to them; a residual that begins near nothing."""
+    """Cross-attention of tokens (B, N, D) to the words of the question (B, T, E), as a residual that starts near 0."""
 
     def __init__(self, width: int, question_width: int, inner: int) -> None:
         super().__init__()
@@ -42,9 +43,7 @@ class Attending(nn.Module):
         self.ask = nn.Linear(width, inner, bias=False)
         self.key = nn.Linear(question_width, inner, bias=False)
         self.value = nn.Linear(question_width, inner, bias=False)
-        self.nothing = nn.Parameter(
-            torch.randn(1, 1, question_width)
-        )  # one more word, for tokens that none of the words concerns
+        self.nothing = nn.Parameter(torch.randn(1, 1, question_width))  # an extra word for tokens unrelated to the question
         self.out = nn.Linear(inner, width, bias=False)
         nn.init.normal_(self.out.weight, std=0.02 * inner**-0.5)
 
@@ -53,12 +52,14 @@ class Attending(nn.Module):
         q = self.ask(self.norm(tokens))
         k, v = self.key(words), self.value(words)
         q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (q, k, v))  # (B, H, N or 1+T, d)
-        heard = F.scaled_dot_product_attention(q, k, v, attn_mask=F.pad(question.mask, (1, 0), value=True)[:, None, None])
-        return tokens + tokens.std(-1, keepdim=True) * self.out(heard.transpose(1, 2).flatten(2))
+        mask = F.pad(question.mask, (1, 0), value=True)[:, None, None]  # (B, 1, 1, 1+T)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        change: Tensor = self.out(attended.transpose(1, 2).flatten(2))  # (B, N, D)
+        return tokens + tokens.std(-1, keepdim=True) * change
 
 
 class Merger(nn.Module):
-    """The scorer and the assignment. keep: how many centres it is trained for; temperature: T of the formulas above."""
+    """The scorer and the assignment. keep: the number of centres; temperature: T of the formulas above."""
 
     temperature: Tensor
 
@@ -83,7 +84,9 @@ class Merger(nn.Module):
         self.token = nn.Linear(width, hidden)
         self.cue = nn.Linear(1, hidden, bias=False)
         self.out = nn.Linear(hidden, 1)
-        self.novelty = nn.Parameter(torch.ones(()))  # of the cue as it is: the tokens that differ most are the first choice
+        self.novelty = nn.Parameter(
+            torch.ones(())
+        )  # weight of the distance itself: at first, the most distant tokens are selected
         self.q, self.k = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
         self.register_buffer("temperature", torch.tensor(float(temperature)))
         self.soft = False  # the soft path of the pruner heads; a merge is the same on both
@@ -105,7 +108,7 @@ class Merger(nn.Module):
         }
 
     def budget(self, place: str) -> int | None:
-        """How many tokens it leaves where the plan gives no number."""
+        """The number of tokens to keep where the plan has no budget."""
         return self.keep
 
     def places(self) -> list[str]:
@@ -130,7 +133,7 @@ class Merger(nn.Module):
 
     @full_precision
     def assign(self, tokens: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-        """W (B, N, M), each row adding up to 1, and for each centre the other one that it resembles most (B, M)."""
+        """W (B, N, M), whose rows add up to 1, and for each centre the index of the most similar other centre (B, M)."""
         m = centres.shape[1]
         at = centres[..., None]  # (B, M, 1)
         logits = self.q(tokens) @ self.k(tokens.gather(1, at.expand(-1, -1, tokens.shape[2]))).transpose(1, 2)  # (B, N, M)
@@ -145,14 +148,14 @@ SHARPNESS = 50.0  # what the cosine of two tokens is multiplied with in W's logi
 
 
 @method(
-    summary="a trained scorer chooses centres, the other tokens join those they resemble (--weights)",
-    paper="tokensieve S4",
+    summary="a trained scorer selects centres and merges the other tokens into them (--weights)",
     needs=("question",),
     selects=False,
     part=Merger,
+    recipe="tokensieve train configs/vision_token_pruning.yaml",
 )
 def merger(view: View, keep: int) -> Reduction:
-    """Means of the tokens around the centres that the trained Merger chooses."""
+    """Weighted means of the tokens around the centres that the trained Merger selects."""
     part: Merger = view.part
     scores, compared = part(view)
     learning = part.training and torch.is_grad_enabled()
@@ -172,11 +175,11 @@ def merger(view: View, keep: int) -> Reduction:
 
 
 def sparsity(scores: Tensor, keep: int) -> Tensor:
-    """How far the scores (B, N) are from saying yes to `keep` tokens and no to the others: 0 where they do.
+    """Loss that is 0 where sigmoid(scores) is 1 for `keep` tokens and 0 for the others; scores (B, N).
 
-    The share of yes, sigmoid(s), shall be keep / N, and each of them shall be near 0 or 1. It is written on the scores because
-    the number of centres is fixed and has no gradient.
+    The mean of sigmoid(scores) should be keep / N, and each value near 0 or 1. The loss is on the scores because the number of
+    centres is fixed and has no gradient.
     """
-    yes = scores.float().sigmoid()
-    far = (yes.mean(-1) - keep / scores.shape[-1]).square()
-    return (far + (yes * (1 - yes)).mean(-1)).mean()
+    probability = scores.float().sigmoid()
+    error = (probability.mean(-1) - keep / scores.shape[-1]).square()
+    return (error + (probability * (1 - probability)).mean(-1)).mean()

@@ -1,10 +1,13 @@
-"""SDTPS: patches that matter to the object in all its modalities are kept, then mixed into few; the others become one token.
+"""SDTPS: scores patches with all modalities of an object, aggregates the selected ones, and fuses the others into one token.
+
+Adapted from SEPS (Mao et al., 2025, arXiv:2511.01390). There a sparse and a dense text score the patches of an image; here the
+other modalities do.
 
 For a patch v_i of one modality, with the modality's own global feature and those of the other modalities of the same object:
 
-    s_im, s_m2, s_m3 = cosines of v_i with the own global feature and with the others', each stretched to [0, 1] over the image
+    s_im, s_m2, s_m3 = cosines of v_i with the own global feature and with the others', each scaled to [0, 1] over the image
     s_p = sigmoid(MLP(v_i))                                     the only one that is learned
-    s   = (1 - 2 beta) s_p + beta (s_m2 + s_m3 + 2 s_im)        one other modality counts for both, none for nothing
+    s   = (1 - 2 beta) s_p + beta (s_m2 + s_m3 + 2 s_im)        one other modality counts twice, none counts 0
     sparse      the ceil(sparse_ratio N) best; extra token = softmax of the others' s, times the others
     aggregate   W = softmax over the kept of scale * MLP(LN(v));  N_c = int(N aggr_ratio sparse_ratio) tokens  sum_i W_ji v_i
 
@@ -42,7 +45,7 @@ ALL = "all"  # the name of the weights that serve every modality
 
 @dataclass(frozen=True)
 class Sparse:
-    """What TokenSparse says of N tokens."""
+    """The selection of TokenSparse among N tokens."""
 
     select_tokens: Tensor  # (B, S, C), in raster order
     extra_token: Tensor  # (B, 1, C)
@@ -53,7 +56,7 @@ class Sparse:
 
 
 class TokenSparse(nn.Module):
-    """Scores the tokens, keeps the best of them, and folds the others into one."""
+    """Scores the tokens, keeps the best of them, and fuses the others into one extra token."""
 
     def __init__(
         self, dim: int = 512, sparse_ratio: float = 0.5, beta: float = 0.25, use_gumbel: bool = False, tau: float = 1.0
@@ -70,7 +73,7 @@ class TokenSparse(nn.Module):
         self.score_predictor = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, 1))
 
     def kept(self, n: int) -> int:
-        """How many of n tokens go on; one at least stays for the extra token."""
+        """The number of tokens kept of n; at least one is left for the extra token."""
         return min(math.ceil(round(self.sparse_ratio * n, 9)), n - 1)
 
     @full_precision
@@ -162,34 +165,35 @@ class Sdtps(nn.Module):
         self.aggregate = nn.ModuleDict({name: TokenAggregation(width, mixed, dim_ratio) for name in names})
 
     def budget(self, place: str) -> int:
-        """How many tokens it leaves."""
+        """The number of tokens it keeps."""
         return self.keep
 
     def places(self) -> list[str] | None:
-        """Where it may stand; None: anywhere."""
+        """The positions it was trained for; None: any."""
         place = self.settings["place"]
         return None if place is None else [place]
 
     def weights_of(self, modality: str) -> tuple[TokenSparse, TokenAggregation]:
-        """The pair that serves a modality; "" where the View names none."""
+        """The modules of a modality; "" where the View names none."""
         name = ALL if ALL in self.sparse else modality
         if name not in self.sparse:
-            told = f"has no weights for {name!r}" if name else "is not told which modality it sees"
+            problem = f"no weights for the modality {name!r}" if name else "the modality of the images is not known"
             raise UserError(
-                f"sdtps {told}; it was made for {', '.join(self.sparse)}: say so by context={{'modalities': (...)}}"
+                f"sdtps: {problem}; its weights are for {', '.join(self.sparse)}. Pass context={{'modalities': (...)}}"
             )
         return self.sparse[name], self.aggregate[name]  # type: ignore[return-value]
 
 
 @method(
-    summary="patches that matter in all modalities, mixed into few, the rest as one token (--weights)",
-    paper="tokensieve S5",
+    summary="patches scored with all modalities, aggregated into a few tokens, the rest as one token (--weights)",
+    paper="adapted from SEPS (Mao et al., 2025, arXiv:2511.01390), which scores patches with texts",
     selects=False,
     mixes=True,
     part=Sdtps,
+    recipe="tokensieve train configs/RGBNT201/DeMo_SDTPS.yml",
 )
 def sdtps(view: View, keep: int) -> Reduction:
-    """The aggregated tokens, and last the extra one; anchors are the patches that were selected."""
+    """The aggregated tokens, and last the extra one; `anchors` are the patches that were selected."""
     part: Sdtps = view.part
     if keep != part.keep:
         patches = part.settings["patches"]
@@ -198,18 +202,18 @@ def sdtps(view: View, keep: int) -> Reduction:
     if len(view.tokens) % len(names):
         raise UserError(f"sdtps: {len(view.tokens)} images are not the same number of each of {', '.join(names)}")
     own = view.global_token()  # (M B, D)
-    made = [
-        _of_one(*part.weights_of(name), tokens, feature, others, noise)
+    reductions = [
+        _reduce_modality(*part.weights_of(name), tokens, feature, others, noise)
         for name, tokens, feature, others, noise in zip(
             names,
             view.tokens.chunk(len(names)),
             own.chunk(len(names)),
-            _others(own, len(names), view.context.get("others")),
+            _other_features(own, len(names), view.context.get("others")),
             view.noise().chunk(len(names)),
             strict=True,
         )
     ]
-    weight, anchors, scores = (torch.cat(parts) for parts in zip(*made, strict=True))
+    weight, anchors, scores = (torch.cat(parts) for parts in zip(*reductions, strict=True))
     return Reduction(
         index=weight.detach().argmax(-1),
         n=view.n,
@@ -220,19 +224,19 @@ def sdtps(view: View, keep: int) -> Reduction:
     )
 
 
-def _of_one(
+def _reduce_modality(
     sparse: TokenSparse, aggregate: TokenAggregation, tokens: Tensor, own: Tensor, others: Tensor | None, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One modality: the reduction as a matrix (B, K, N), the selected patches (B, S), the scores (B, N)."""
-    found = sparse(tokens, own, others, noise)
-    gates = found.score_mask.gather(1, found.index)  # (B, S), 1 forward
-    shares = aggregate.shares(found.select_tokens, gates)  # (B, K-1, S)
+    selected: Sparse = sparse(tokens, own, others, noise)
+    gates = selected.score_mask.gather(1, selected.index)  # (B, S), 1 forward
+    shares = aggregate.shares(selected.select_tokens, gates)  # (B, K-1, S)
     mixed = shares.new_zeros((*shares.shape[:2], tokens.shape[1]))
-    mixed = mixed.scatter(2, found.index[:, None].expand_as(shares), shares)
-    return torch.cat([mixed, found.extra[:, None]], dim=1), found.index, found.scores
+    mixed = mixed.scatter(2, selected.index[:, None].expand_as(shares), shares)
+    return torch.cat([mixed, selected.extra[:, None]], dim=1), selected.index, selected.scores
 
 
-def _others(own: Tensor, modalities: int, given: Tensor | None) -> list[Tensor | None]:
+def _other_features(own: Tensor, modalities: int, given: Tensor | None) -> list[Tensor | None]:
     """For each modality the others' global features (B, O, D): those given, and those of the batch's other parts."""
     parts = own.chunk(modalities)
     outside = [None] * modalities if given is None else list(given.to(own.dtype).chunk(modalities))
