@@ -31,8 +31,8 @@ def test_a_step_of_slurm_is_noticed_and_a_batch_script_is_not() -> None:
 def test_other_launchers_are_believed_when_asked() -> None:
     mpi = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     assert from_environment(mpi) == Processes()
-    assert from_environment(mpi, asked=True) == Processes(2, 3, 0)
-    assert from_environment({}, asked=True) == Processes()
+    assert from_environment(mpi, distributed=True) == Processes(2, 3, 0)
+    assert from_environment({}, distributed=True) == Processes()
 
 
 @pytest.mark.parametrize("variables", [{"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}])

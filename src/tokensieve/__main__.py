@@ -1,4 +1,4 @@
-"""`python -m tokensieve` and `torchrun -m tokensieve` are the command `tokensieve`."""
+"""`python -m tokensieve` and `torchrun -m tokensieve` run the command `tokensieve`."""
 
 import sys
 

@@ -1,7 +1,8 @@
-"""What a method sees (View) and what it answers (Reduction)."""
+"""The two types of a method: its input (View) and its output (Reduction)."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,92 +10,117 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokensieve.errors import UserError
 from tokensieve.scoring import Attention, noise
 
 
 @dataclass
 class Question:
-    """The text that came with images: of every image, its own."""
+    """The text that came with each image."""
 
-    tokens: Tensor  # (B, T, E), what the language model has of them at this point: input embeddings, or hidden states
-    mask: Tensor  # (B, T), False: no token here
+    tokens: Tensor  # (B, T, E), input embeddings or hidden states of the language model at this position
+    mask: Tensor  # (B, T), False: padding
 
     def rows(self, index: Tensor) -> Question:
-        """The questions of these rows."""
+        """The questions of these images."""
         return Question(self.tokens[index], self.mask[index])
 
 
 @dataclass
 class View:
-    """All that a method may see of the tokens at one cut. Prefix tokens (CLS, registers) are not among the tokens."""
+    """The input of a method: the patch tokens at one cut and what is known about them.
 
-    tokens: Tensor  # (B, N, D), the patches that arrived here, in raster order
-    prefix: Tensor  # (B, P, D)
-    grid: tuple[int, int] | None  # (h, w) while every patch is still in its place, else None
-    attention: Attention | None = None  # of the block that was just run, where the method says it needs it
-    sizes: Tensor | None = None  # (B, N), how many patches each token stands for; None: one each
+    Prefix tokens (CLS, registers) are not among `tokens`. B images, N tokens each, width D. Do not modify its tensors.
+
+    Example:
+        >>> def largest(view: View, keep: int) -> Reduction:
+        ...     scores = view.tokens.float().norm(dim=-1)  # (B, N)
+        ...     return Reduction.keep(scores.topk(keep).indices, view.n, scores=scores)
+    """
+
+    tokens: Tensor  # (B, N, D), the tokens that arrive at the cut, in raster order
+    prefix: Tensor  # (B, P, D), CLS and registers
+    grid: tuple[int, int] | None  # (h, w) while no patch is missing, else None
+    attention: Attention | None = None  # of the block before the cut, for methods with needs=("attention",)
+    sizes: Tensor | None = None  # (B, N), the number of patches merged into each token; None: one each
     samples: Tensor | None = None  # (B,), the number of each image within the run
     seed: int = 0
-    context: Mapping[str, Any] = field(default_factory=dict)  # question, class names, other modalities ...
-    part: Any = None  # the method's trained module, where it has one
-    pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, where the tower has one
-    place: str = ""  # where this is: "6", "6.attn", "out", "llm.10"
-    question: Question | None = None  # where a language model reads the tokens
+    context: Mapping[str, Any] = field(default_factory=dict)  # more inputs by name, from apply(..., context=...)
+    part: Any = None  # the method's trained module, if it has one
+    pooling: Callable[[View], Tensor] | None = None  # (B, N), attention of the pooling query, if the tower has one
+    place: str = ""  # the position of the cut: "6", "6.attn", "out", "llm.10"
+    question: Question | None = None  # the text, in a vision-language model
     has_cls: bool = True  # the first prefix token, if there is any, is CLS (or, after the tower, the global feature)
 
     @property
     def n(self) -> int:
+        """The number of tokens, N."""
         return self.tokens.shape[1]
 
     def noise(self) -> Tensor:
-        """Uniform numbers, (B, N), the same for an image in whatever batch it comes."""
+        """Uniform random numbers, (B, N). They depend on the seed and the image, not on the batch."""
         samples = self.samples
         if samples is None:
             samples = torch.arange(self.tokens.shape[0], device=self.tokens.device)
         return noise(samples, self.n, self.seed)
 
     def global_token(self) -> Tensor:
-        """What stands for the whole image, (B, D): the CLS token, without one the mean token."""
+        """One token for the whole image, (B, D): the CLS token, or without one the mean token."""
         return self.prefix[:, 0] if self.has_cls and self.prefix.shape[1] else self.tokens.mean(1)
 
     def coarse(self) -> Tensor:
-        """A_coarse, (B, N): how much the token that becomes the image feature attends to each patch.
+        """A_coarse, (B, N): the attention that each patch gets from the token that becomes the image feature.
 
-        The CLS row of the block's attention; without a CLS token the attention of the pooling query (MAP heads); without
-        either the mean attention that a patch receives.
+        The CLS row of the block's attention. Without a CLS token, the attention of the pooling query. Without both, the mean
+        attention that a patch receives.
         """
         if self.attention is not None and self.attention.has_cls and self.attention.prefix:
             return self.attention.cls_row()
         if self.pooling is not None:
             return self.pooling(self)
         if self.attention is None:
-            raise ValueError('A_coarse needs the attention of a block: register the method with needs=("attention",)')
+            raise UserError('A_coarse needs the attention of a block: register the method with needs=("attention",)')
         return self.attention.received()
 
     def sizes_or_ones(self) -> Tensor:
-        """Sizes as numbers, (B, N) float32, ones where nothing was merged yet."""
+        """The sizes, (B, N) float32; ones where nothing has been merged."""
         if self.sizes is not None:
             return self.sizes
         return torch.ones(self.tokens.shape[:2], device=self.tokens.device)
 
+    def summary(self) -> Tensor:
+        """Deprecated name of `global_token`."""
+        _warn_renamed("View.summary", "View.global_token")
+        return self.global_token()
+
+    def size(self) -> Tensor:
+        """Deprecated name of `sizes_or_ones`."""
+        _warn_renamed("View.size", "View.sizes_or_ones")
+        return self.sizes_or_ones()
+
 
 @dataclass
 class Reduction:
-    """Which tokens, or which mixtures of tokens, go on.
+    """The output of a method: K tokens made of N, by selection or by mixing.
 
-    index names for every output token the input token that stands for it. Without weight the reduction is a gather of
-    index; with weight (B, K, N) it is a matrix product, and index is what to draw. Either way apply() carries any
-    (B, N, ...) tensor through the same decision.
+    `Reduction.keep` makes a selection and `Reduction.merge` a merge. `index` has the input token that represents each output
+    token. Without `weight` the reduction is a gather of `index`; with `weight` (B, K, N) it is a matrix product, and pictures
+    show `index`. `apply` reduces any tensor (B, N, ...) the same way.
+
+    Example:
+        >>> reduction = Reduction.keep(scores.topk(keep).indices, view.n, scores=scores)
+        >>> reduction.apply(view.tokens).shape
+        torch.Size([8, 60, 768])
     """
 
-    index: Tensor  # (B, K), ascending where it is a selection
-    n: int
+    index: Tensor  # (B, K), ascending for a selection
+    n: int  # the number of input tokens, N
     weight: Tensor | None = None  # (B, K, N)
-    sizes: Tensor | None = None  # (B, K), patches each output token stands for; None: as many as its index stood for
-    scores: Tensor | None = None  # (B, N), what the choice was made by
-    gate: Tensor | None = None  # (B, K), 1 forward, the scores' gradient backward: straight-through training
-    anchors: Tensor | None = None  # (B, A), input tokens that the method singles out: pictures mark them
-    soft: Tensor | None = None  # (B, N), probabilities of staying: nothing is dropped, later attention adds their logarithms
+    sizes: Tensor | None = None  # (B, K), number of patches merged into each output token; None: that of its index
+    scores: Tensor | None = None  # (B, N), what the tokens were ranked by
+    gate: Tensor | None = None  # (B, K), 1 forward, the gradient of the scores backward: straight-through training
+    anchors: Tensor | None = None  # (B, A), input tokens that pictures mark
+    soft: Tensor | None = None  # (B, N), probabilities of keeping: nothing is dropped, later attention adds their logarithms
 
     @classmethod
     def keep(
@@ -105,16 +131,27 @@ class Reduction:
         gate: Tensor | None = None,
         anchors: Tensor | None = None,
     ) -> Reduction:
-        """Selection: the chosen tokens go on as they are, in raster order."""
+        """A selection: the tokens at `index` are kept unchanged, in raster order.
+
+        Args:
+            index: (B, K), in any order.
+            n: the number of input tokens, `view.n`.
+            scores: (B, N), what they were ranked by; `rest=fuse` weights by them, and pictures show them.
+            gate: (B, K), for straight-through training.
+            anchors: (B, A), tokens that pictures mark.
+        """
         index, order = index.sort(dim=-1)
         return cls(index, n, scores=scores, gate=None if gate is None else gate.gather(1, order), anchors=anchors)
 
     @classmethod
     def merge(cls, groups: Tensor, index: Tensor, sizes: Tensor, scores: Tensor | None = None) -> Reduction:
-        """Merging: the size-weighted mean of each group goes on.
+        """A merge: each group of tokens becomes its size-weighted mean.
 
-        groups (B, N): the output token each input token joins, -1 for none; index (B, K): who stands for each group;
-        sizes (B, N): how many patches each input token stands for.
+        Args:
+            groups: (B, N), the output token of each input token; -1: it is dropped.
+            index: (B, K), the input token that represents each group.
+            sizes: (B, N), the sizes of the input tokens, `view.sizes_or_ones()`.
+            scores: (B, N), what the tokens were ranked by.
         """
         k, n = index.shape[1], groups.shape[1]
         joined = sizes * (groups >= 0)  # (B, N)
@@ -125,24 +162,25 @@ class Reduction:
 
     @property
     def k(self) -> int:
+        """The number of output tokens, K."""
         return self.index.shape[1]
 
     @property
     def groups(self) -> Tensor:
-        """The output token each input token went to, -1 where it was dropped: (B, N)."""
+        """The output token of each input token, (B, N); -1 where it was dropped."""
         if self.weight is not None:
-            share, where = self.weight.max(dim=1)
-            return where.masked_fill(share <= 0, -1)
-        places = torch.arange(self.k, device=self.index.device).expand_as(self.index)
-        return self.index.new_full((self.index.shape[0], self.n), -1).scatter_(1, self.index, places)
+            share, output = self.weight.max(dim=1)
+            return output.masked_fill(share <= 0, -1)
+        outputs = torch.arange(self.k, device=self.index.device).expand_as(self.index)
+        return self.index.new_full((self.index.shape[0], self.n), -1).scatter_(1, self.index, outputs)
 
     def select_images(self, index: Tensor) -> Reduction:
-        """What is done to these images."""
-        parts: dict[str, Any] = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **parts)
+        """The reduction of these images of the batch."""
+        tensors: dict[str, Any] = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     def apply(self, x: Tensor) -> Tensor:
-        """(B, N, ...) -> (B, K, ...)."""
+        """Reduces a tensor: (B, N, ...) -> (B, K, ...)."""
         flat = x.reshape(x.shape[0], self.n, -1)  # (B, N, F)
         if self.weight is not None:
             out = (self.weight @ flat.float()).to(x.dtype)  # means in fp32: bf16 weights do not add up to 1
@@ -153,18 +191,18 @@ class Reduction:
         return out.reshape(x.shape[0], self.k, *x.shape[2:])
 
     def zero_fill(self, x: Tensor) -> Tensor:
-        """The length stays: output tokens stand where their index was, every other position is 0. (B, N, ...) -> same."""
+        """Reduces a tensor and keeps its length: outputs at the positions of `index`, 0 elsewhere. (B, N, ...) -> same."""
         index = self.index.reshape(self.index.shape + (1,) * (x.dim() - 2)).expand(-1, -1, *x.shape[2:])
         return torch.zeros_like(x).scatter(1, index, self.apply(x))
 
     def sizes_after(self, sizes: Tensor | None) -> Tensor | None:
-        """The sizes after this reduction of tokens that had these sizes before it; None means one each."""
+        """The sizes (B, K) of the output tokens, from the sizes (B, N) of the input tokens. None: one each."""
         if self.sizes is not None:
             return self.sizes
         return None if sizes is None else sizes.gather(1, self.index)
 
     def as_weight(self) -> Tensor:
-        """The reduction as a matrix (B, K, N), its gate included, whichever form it has."""
+        """The reduction as a matrix (B, K, N), including its gate."""
         rows = self.weight
         if rows is None:
             rows = torch.zeros((*self.index.shape, self.n), device=self.index.device)
@@ -172,8 +210,8 @@ class Reduction:
         return rows if self.gate is None else rows * self.gate[..., None]
 
     def then(self, other: Reduction) -> Reduction:
-        """This reduction and then another, as one from the first's input to the second's output."""
-        plain = all(part.weight is None and part.gate is None for part in (self, other))
+        """This reduction followed by another, as one reduction."""
+        plain = all(each.weight is None and each.gate is None for each in (self, other))
         return Reduction(
             index=self.index.gather(1, other.index),
             n=self.n,
@@ -181,3 +219,17 @@ class Reduction:
             sizes=other.sizes_after(self.sizes),
             scores=self.scores,
         )
+
+    def rows(self, index: Tensor) -> Reduction:
+        """Deprecated name of `select_images`."""
+        _warn_renamed("Reduction.rows", "Reduction.select_images")
+        return self.select_images(index)
+
+    def carry_sizes(self, sizes: Tensor | None) -> Tensor | None:
+        """Deprecated name of `sizes_after`."""
+        _warn_renamed("Reduction.carry_sizes", "Reduction.sizes_after")
+        return self.sizes_after(sizes)
+
+
+def _warn_renamed(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}; the old name will be removed in the next release", DeprecationWarning, stacklevel=3)

@@ -1,7 +1,7 @@
-"""Several processes for one job: who they are, and what they tell each other.
+"""Several processes for one job: how they are found, and how they exchange values.
 
-Every process does its part of every batch list; process 0 gathers, decides and writes. Only plain objects on the CPU are sent
-(gloo), so that it is the same on every device.
+Every process computes its share of the batches. Process 0 gathers, decides and writes. Only plain objects on the CPU are sent
+(gloo), so that it works the same on every device.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "OMPI_COMM_WORLD
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of this job and which of them this is."""
+    """The processes of this job, and the rank of this one."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    group_without_timeout: Any = None  # the same processes, for waiting without a time-out
+    group_without_timeout: Any = None  # a group of the same processes that waits without a timeout
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any] | None:
-        """Everybody's value, by rank, in process 0; None in the others."""
+        """The values of all processes, by rank, in process 0; None in the others."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
@@ -46,7 +46,7 @@ class Processes:
         return values
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Everybody's value, by rank, in all of them."""
+        """The values of all processes, by rank, in every process."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
@@ -57,7 +57,7 @@ class Processes:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """Process 0's value, in all of them. While it computes, they wait as long as it lives."""
+        """The value of process 0, in every process. They wait for it without a timeout, as long as it lives."""
         if self.size == 1:
             return value
         import torch.distributed as dist
@@ -68,24 +68,24 @@ class Processes:
         return box[0]
 
     def run_on_main(self, work: Callable[[], Any]) -> Any:
-        """Process 0 does it; what it returns, or the mistake it tells of, is everybody's."""
+        """Runs `work` in process 0; its result, or its UserError, is returned or raised in every process."""
         if self.size == 1:
             return work()
-        made: Any = None
-        mistake: str | None = None
+        result: Any = None
+        message: str | None = None
         if self.is_main:
             try:
-                made = work()
+                result = work()
             except UserError as error:
-                mistake = str(error)
-        made, mistake = self.broadcast((made, mistake))
-        if mistake is not None:
-            raise UserError(mistake)
-        return made
+                message = str(error)
+        result, message = self.broadcast((result, message))
+        if message is not None:
+            raise UserError(message)
+        return result
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Process 0 goes first and the others after it, so that a download is done once."""
+        """Runs the block in process 0 first and then in the others, so that a download happens once."""
         if not self.is_main:
             self.broadcast(None)
         yield
@@ -94,14 +94,16 @@ class Processes:
 
 
 @contextmanager
-def join_processes(asked: bool, timeout: int) -> Iterator[Processes]:
-    """The processes that torchrun or srun started, joined; with `asked`, also those that other launchers tell of.
+def join_processes(distributed: bool, timeout: int) -> Iterator[Processes]:
+    """Joins the processes that torchrun or srun started.
 
-    timeout: seconds that process 0 may wait for the records of another before the job is given up.
+    Args:
+        distributed: join those of other launchers too.
+        timeout: seconds that process 0 waits for the records of another process before the job fails.
     """
-    found = from_environment(os.environ, asked)
-    if found.size == 1:
-        yield found
+    processes = from_environment(os.environ, distributed)
+    if processes.size == 1:
+        yield processes
         return
     import torch.distributed as dist
 
@@ -109,18 +111,18 @@ def join_processes(asked: bool, timeout: int) -> Iterator[Processes]:
     step = 1000 * int(os.environ.get("SLURM_STEP_ID", 0)) + int(os.environ.get("SLURM_JOB_ID", 0))
     os.environ.setdefault("MASTER_PORT", str(20000 + step % 20000))
     with translate_gloo_errors():
-        dist.init_process_group("gloo", rank=found.rank, world_size=found.size, timeout=timedelta(seconds=timeout))
+        dist.init_process_group("gloo", rank=processes.rank, world_size=processes.size, timeout=timedelta(seconds=timeout))
         group_without_timeout = dist.new_group(backend="gloo", timeout=timedelta(days=30))
     try:
-        yield replace(found, group_without_timeout=group_without_timeout)
+        yield replace(processes, group_without_timeout=group_without_timeout)
     finally:
         dist.destroy_process_group()
 
 
-def from_environment(variables: Mapping[str, str], asked: bool = False) -> Processes:
-    """This process by what its launcher says: torchrun's and srun's variables always, others' where asked for.
+def from_environment(variables: Mapping[str, str], distributed: bool = False) -> Processes:
+    """This process by the variables of its launcher: of torchrun and srun always, of others with `distributed`.
 
-    A batch script under SLURM sees SLURM_NTASKS without being one of several tasks; only a step (srun) is.
+    A batch script under SLURM has SLURM_NTASKS without being one of several tasks; only a step (srun) is.
     """
 
     def first(names: tuple[str, ...], default: int) -> int:
@@ -134,13 +136,14 @@ def from_environment(variables: Mapping[str, str], asked: bool = False) -> Proce
 
     torchrun = "RANK" in variables and "WORLD_SIZE" in variables
     srun = "SLURM_PROCID" in variables and first(("SLURM_STEP_NUM_TASKS",), 1) > 1
-    if not (asked or torchrun or srun):
+    if not (distributed or torchrun or srun):
         return Processes()
     sizes = ("SLURM_STEP_NUM_TASKS",) if srun and not torchrun else SIZE
-    found = Processes(first(RANK, 0), first(sizes, 1), first(LOCAL_RANK, 0))
-    if not 0 <= found.rank < found.size:
-        raise UserError(f"the launcher says process {found.rank} of {found.size}: it must be 0 to {found.size - 1}.")
-    return found
+    processes = Processes(first(RANK, 0), first(sizes, 1), first(LOCAL_RANK, 0))
+    if not 0 <= processes.rank < processes.size:
+        rank, size = processes.rank, processes.size
+        raise UserError(f"the launcher gives this process the rank {rank} of {size}: it must be 0 to {size - 1}.")
+    return processes
 
 
 def _first_host(variables: Mapping[str, str]) -> str:
@@ -152,10 +155,10 @@ def _first_host(variables: Mapping[str, str]) -> str:
 
 @contextmanager
 def translate_gloo_errors() -> Iterator[None]:
-    """What goes wrong between processes, in one line."""
+    """Errors of the connection between processes as a ProcessLostError of one line."""
     try:
         yield
-    except RuntimeError as error:  # gloo's word for a closed connection and for a time-out alike
+    except RuntimeError as error:  # gloo raises it for a closed connection and for a timeout alike
         reason = one_line(error, 200)
         raise ProcessLostError(
             f"another process of this job ended or did not answer in time (eval has --timeout): {reason}"

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Writing files: names from templates, files that are written whole or not at all, and backups of files that are replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokensieve.provenance import to_json_value
 
 
 def slug(plan: str) -> str:
-    """A plan's text as a part of a file name, readable, and different for different plans.
+    """The text of a plan as part of a file name: readable, and different for different plans.
 
     >>> slug("anchor@6(k=10,m=50,alpha=0.5)"), slug("tome@*:-8")
     ('anchor@6_k10_m50_alpha0.5', 'tome@all--8')
@@ -24,19 +24,19 @@ def slug(plan: str) -> str:
 
 
 def format_template(template: str, flag: str, **names: str) -> str:
-    """A file name template filled in; what is not a name of ours is an error that lists them."""
+    """Fills in a template of file names; an unknown name in braces is an error that lists the allowed ones."""
     try:
         return template.format(**names)
     except KeyError as error:
         name = str(error.args[0])
         allowed = " ".join("{" + known + "}" for known in names)
-        raise UserError(f"{flag} has {{{name}}}; it may hold {allowed}.{did_you_mean(name, names)}") from error
+        raise UserError(f"{flag} has {{{name}}}; allowed are {allowed}.{did_you_mean(name, names)}") from error
     except (ValueError, IndexError, AttributeError) as error:
         raise UserError(f"{flag} {template!r} is not a template: {error}. Write {{{{ and }}}} for braces.") from error
 
 
 def check_writable(path: Path, flag: str = "--output") -> None:
-    """Fail now, with one line, if a file could not be written there later. Nothing is made yet."""
+    """Raises a UserError if a file cannot be written there. Creates nothing."""
     try:
         if path.is_dir():
             raise UserError(f"cannot write {path}: it is a folder. Give a file name in {flag}.")
@@ -48,7 +48,7 @@ def check_writable(path: Path, flag: str = "--output") -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write to a temporary file beside it, then rename: the file is there whole, or the old one is untouched."""
+    """Writes a file whole or not at all: to a temporary file beside it, which is then renamed."""
     write_bytes(path, text.encode())
 
 
@@ -66,7 +66,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private; a result is an ordinary file
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private
         os.replace(temporary, path)
     except OSError as error:
         os.unlink(temporary)
@@ -77,15 +77,22 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_text` for anything JSON can say, and numbers that are not finite as null."""
+    """`write_text` for a JSON value; numbers that are not finite become null."""
     write_text(path, json.dumps(to_json_value(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file; if there is one with other content, that is backed up first."""
+    if path.exists() and path.read_bytes() != content:
+        back_up(path)
+    write_bytes(path, content)
+
+
 def back_up(path: Path) -> Path:
-    """Rename a file to NAME.1, NAME.2, ... and say so."""
+    """Renames a file to NAME.1, NAME.2, ... and prints the new name."""
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
     os.rename(path, aside)
-    print(f"tokensieve: {path} held something else; kept as {aside}", file=sys.stderr)
+    print(f"tokensieve: {path} had other content; kept as {aside}", file=sys.stderr)
     return aside

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Where results come from: versions of code and libraries, and hashes of values and files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tokensieve
 
 
 def to_json_value(value: Any) -> Any:
-    """The same value as JSON can say it: numbers that are not finite become null, tuples become lists."""
+    """The value as JSON can store it: numbers that are not finite become null, tuples become lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -26,13 +26,13 @@ def to_json_value(value: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """A short fingerprint of anything JSON can say."""
+    """A short hash of a JSON value."""
     text = json.dumps(to_json_value(value), sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def file_stat(file: str | Path) -> tuple[int, ...]:
-    """Size and time of a file, nothing if it is not there: what changes when its content does, without reading it."""
+    """Size and modification time of a file, which change with its content; () if it does not exist."""
     try:
         about = os.stat(file)
     except OSError:
@@ -41,7 +41,7 @@ def file_stat(file: str | Path) -> tuple[int, ...]:
 
 
 def versions() -> dict[str, str]:
-    """What made a result."""
+    """The versions of tokensieve and of the libraries that compute a result."""
     import open_clip
     import timm
     import torch
@@ -53,7 +53,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def code_version() -> str:
-    """The version, and a fingerprint of the package's source, so that edited code is another version."""
+    """The version and a hash of the source of the package, so that edited code is another version."""
     sources = hashlib.sha256()
     folder = Path(__file__).parent
     for path in sorted(folder.rglob("*.py")):

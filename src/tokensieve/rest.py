@@ -1,4 +1,4 @@
-"""What becomes of the tokens that a selecting method did not choose: an option of every such method, written once."""
+"""The option `rest` of every selecting method: how the tokens are handled that it does not select."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tokensieve.core import Reduction, View
 from tokensieve.scoring import cosine
 
 RESTS = {
-    "drop": "they are gone",
-    "merge": "each joins its most similar kept token (cosine), by size-weighted mean",
-    "fuse": "all become one extra token, weighted by the softmax of their scores",
-    "zero": "their places stay and hold 0 (only @out, where nothing runs on them any more)",
+    "drop": "they are removed",
+    "merge": "each is merged into the most similar kept token (cosine), by size-weighted mean",
+    "fuse": "all are merged into one extra token, weighted by the softmax of their scores",
+    "zero": "they are set to 0 and keep their positions (only @out)",
 }
 
 
 def apply_rest(view: View, chosen: Reduction, rest: str) -> Reduction:
-    """A selection and its rest as one reduction ('zero' changes how the selection is applied, not what is selected)."""
+    """A selection and its rest as one reduction. 'zero' changes how the selection is applied, not the selection."""
     if rest == "zero" or chosen.k == chosen.n:
         return chosen
     plain = replace(chosen, gate=None)
@@ -30,39 +30,39 @@ def apply_rest(view: View, chosen: Reduction, rest: str) -> Reduction:
 
 
 def _gated(view: View, chosen: Reduction, settled: Reduction, gate: Tensor) -> Reduction:
-    """The gate (B, K), which is 1, stands between each chosen token and what there would be in its place, were it not chosen.
+    """Applies the gate (B, K), whose value is 1: it interpolates between each kept token and what would replace it.
 
-    With merge that is the chosen token most similar to it, with fuse the extra token, with drop nothing: there the gate is a
-    factor of its size. (As a factor of the token itself it would be undone by the norm before the next block.)
+    With merge that is the most similar kept token, with fuse the extra token. With drop there is none, and the gate is a factor
+    of the token's size. (A factor of the token itself would be undone by the norm before the next block.)
     """
     rows = settled.weight
     if rows is None:
         return replace(settled, sizes=view.sizes_or_ones().gather(1, settled.index) * gate)
     k = chosen.k
     if settled.k > k:
-        instead = rows[:, k:]  # (B, 1, N)
+        replacement = rows[:, k:]  # (B, 1, N)
     else:
         kept = chosen.apply(view.tokens)
-        alike = cosine(kept, kept) - 3 * torch.eye(k, device=kept.device)  # nobody stands in for himself
-        instead = rows.gather(1, alike.argmax(-1)[..., None].expand_as(rows))  # (B, K, N)
-    own = rows[:, :k] + (gate - 1)[..., None] * (rows[:, :k] - instead)
+        similarity = cosine(kept, kept) - 3 * torch.eye(k, device=kept.device)  # a token does not replace itself
+        replacement = rows.gather(1, similarity.argmax(-1)[..., None].expand_as(rows))  # (B, K, N)
+    own = rows[:, :k] + (gate - 1)[..., None] * (rows[:, :k] - replacement)
     return replace(settled, weight=torch.cat([own, rows[:, k:]], dim=1))
 
 
 def _merge(view: View, chosen: Reduction) -> Reduction:
     nearest = cosine(view.tokens, chosen.apply(view.tokens)).argmax(-1)  # (B, N)
-    places = torch.arange(chosen.k, device=nearest.device).expand_as(chosen.index)
-    groups = nearest.scatter(1, chosen.index, places)  # a kept token joins itself
+    outputs = torch.arange(chosen.k, device=nearest.device).expand_as(chosen.index)
+    groups = nearest.scatter(1, chosen.index, outputs)  # a kept token stays in its own group
     return Reduction.merge(groups, chosen.index, view.sizes_or_ones(), chosen.scores)
 
 
 def _fuse(view: View, chosen: Reduction) -> Reduction:
-    """The rest as one token: softmax of its scores, each token counted as often as it stands for patches."""
+    """The rest as one token: softmax of the scores, each token weighted by its size."""
     sizes = view.sizes_or_ones()
     left = torch.ones_like(sizes).scatter(1, chosen.index, 0.0)  # (B, N), 1 where not chosen
     scores = torch.zeros_like(sizes) if chosen.scores is None else chosen.scores.float()
     share = (scores + (sizes * left).log()).softmax(-1)  # (B, N), 0 where chosen
-    extra = share.argmax(-1, keepdim=True)  # (B, 1), the weightiest of the rest stands for it
+    extra = share.argmax(-1, keepdim=True)  # (B, 1), the token with the largest weight represents the rest
     return Reduction(
         index=torch.cat([chosen.index, extra], dim=1),
         n=chosen.n,

@@ -1,6 +1,6 @@
-"""Numbers that methods rank tokens by: exact attention entries without the N x N matrix, cosines, min-max, stable top-k.
+"""Building blocks of scores: exact attention entries without the N x N matrix, cosines, min-max, stable top-k.
 
-All scores are float32 whatever the model's dtype: bf16 scores tie across the cut in a third of the rows.
+All scores are float32, whatever the dtype of the model: with bf16 scores, a third of the rows had ties across the cut.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+from tokensieve.errors import UserError
 
-ROWS_AT_ONCE = 128  # rows of logits held in memory at a time where the kernel does not give the log-sum-exp
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ROWS_AT_ONCE = 128  # rows of logits in memory at a time, if the kernel does not return the log-sum-exp
 
 
-def full_precision(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
-    """The function outside of autocast, which would round every product of its scores to 16 bits."""
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Runs the function outside of autocast, which would round every product to 16 bits."""
 
     @functools.wraps(function)
-    def wrapped(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             return function(*args, **kwargs)
 
@@ -33,11 +35,11 @@ def full_precision(function: Callable[Given, Answer]) -> Callable[Given, Answer]
 
 @dataclass
 class Attention:
-    """One block's own attention, opened for the entries a method asks for: softmax over all keys, mean over heads.
+    """The attention of one block, as entries on demand: softmax over all keys, mean over heads.
 
-    With the log-sum-exp of every row at hand, any entry is exp(q_i . k_j * scale + bias_j - lse_i), so N x k entries cost
-    N x k products and the N x N matrix is never stored. On the CPU the fused kernel that computes the block's own
-    attention gives the log-sum-exp along; elsewhere it is computed in blocks of rows, when it is first asked for.
+    With the log-sum-exp of each row, any entry is exp(q_i . k_j * scale + bias_j - lse_i). So N x k entries cost N x k
+    products, and the N x N matrix is never stored. On the CPU the fused kernel of the block's own attention also returns the
+    log-sum-exp. Elsewhere it is computed in blocks of rows when it is first needed.
     """
 
     q: Tensor  # (B, H, P+N, d)
@@ -49,36 +51,36 @@ class Attention:
     has_cls: bool = True  # the first prefix token is CLS; False: they are registers, or there is none
 
     def cls_row(self) -> Tensor:
-        """How much CLS attends to each patch."""
+        """The attention from CLS to each patch, (B, N)."""
         if self.prefix == 0 or not self.has_cls:
-            raise ValueError("this tower has no CLS token, so there is no CLS row; View.coarse() has what stands in for it")
+            raise UserError("this tower has no CLS token, so there is no CLS row; use View.coarse()")
         logits = self._logits(self.q[:, :, :1], self.k)  # (B, H, 1, P+N)
         row = logits.softmax(-1) if self.lse is None else (logits - self.lse[:, :, :1, None]).exp()
         return row.mean(1)[:, 0, self.prefix :]  # (B, N)
 
     def columns(self, index: Tensor) -> Tensor:
-        """How much every patch attends to each of the chosen patches: entries (i, j) of the whole attention."""
+        """The attention from every patch to the patches at `index` (B, k): (B, N, k)."""
         keys = torch.take_along_dim(self.k, (index + self.prefix)[:, None, :, None], dim=2)  # (B, H, k, d)
         logits = self._logits(self.q[:, :, self.prefix :], keys, columns=index + self.prefix)  # (B, H, N, k)
         return (logits - self.row_lse()[:, :, self.prefix :, None]).exp().mean(1)  # (B, N, k)
 
     def received(self) -> Tensor:
-        """How much each patch is attended to, on average over all queries (the stand-in for CLS where there is none)."""
+        """The attention that each patch receives, mean over all queries: (B, N)."""
         total = self.q.shape[2]
-        heard = self.q.new_zeros((self.q.shape[0], total), dtype=torch.float32)
+        received = self.q.new_zeros((self.q.shape[0], total), dtype=torch.float32)
         for start in range(0, total, ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
             logits = self._logits(self.q[:, :, rows], self.k)  # (B, H, rows, P+N)
             entries = logits.softmax(-1) if self.lse is None else (logits - self.lse[:, :, rows, None]).exp()
-            heard += entries.mean(1).sum(1)
-        return heard[:, self.prefix :] / total  # (B, N)
+            received += entries.mean(1).sum(1)
+        return received[:, self.prefix :] / total  # (B, N)
 
     def keys(self) -> Tensor:
-        """The patches' keys, mean over heads: what merging methods compare."""
+        """The keys of the patches, mean over heads, (B, N, d), for methods that compare tokens."""
         return self.k[:, :, self.prefix :].float().mean(1)  # (B, N, d)
 
     def select(self, index: Tensor) -> Attention:
-        """The same entries among fewer patches, not normalised anew: (B, K) -> Attention of P+K tokens."""
+        """The same entries for the patches at `index` (B, K), not normalised again: an Attention of P+K tokens."""
         first = torch.arange(self.prefix, device=index.device).expand(index.shape[0], -1)
         rows = torch.cat([first, index + self.prefix], dim=1)  # (B, P+K)
         lse = self.row_lse().gather(2, rows[:, None].expand(-1, self.q.shape[1], -1))
@@ -104,7 +106,7 @@ class Attention:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
-    """softmax(q k^T * scale + bias) v by the fused kernel, and its row log-sum-exp where the kernel gives it away.
+    """softmax(q k^T * scale + bias) v by the fused kernel, and the log-sum-exp of its rows if the kernel returns it.
 
     q, k, v: (B, H, T, d); bias: (B, 1, 1, T) or None.
     """
@@ -123,25 +125,25 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
 
 
 def minmax(scores: Tensor) -> Tensor:
-    """Scores of each image stretched to [0, 1]; all equal becomes all 0. (B, N) -> (B, N)."""
+    """Scores of each image scaled to [0, 1]; equal scores become 0. (B, N) -> (B, N)."""
     low, high = scores.amin(-1, keepdim=True), scores.amax(-1, keepdim=True)
     return (scores - low) / (high - low).clamp_min(torch.finfo(scores.dtype).tiny)
 
 
 def top(scores: Tensor, count: int) -> Tensor:
-    """The best tokens of each image, in raster order; of equal ones the earlier wins. (B, N) -> (B, count)."""
+    """Indices of the largest scores of each image, in raster order; of equal scores the first wins. (B, N) -> (B, count)."""
     order = scores.float().sort(dim=-1, descending=True, stable=True).indices
     return order[:, :count].sort(dim=-1).values
 
 
 def noise(samples: Tensor, n: int, seed: int) -> Tensor:
-    """Uniform numbers in [0, 1) that depend on the seed and on which image of the run this is, not on its batch.
+    """Uniform random numbers in [0, 1) that depend on the seed and the number of the image, not on the batch: (B,) -> (B, n).
 
-    A counter-based generator (two rounds of multiply and xor-shift on 64-bit integers), so that any image's numbers can
-    be had without drawing those of the images before it. (B,) -> (B, n).
+    A counter-based generator (two rounds of multiply and xor-shift on 64-bit integers), so that the numbers of any image can be
+    computed without those of the images before it.
     """
-    where = torch.arange(n, device=samples.device, dtype=torch.int64)
-    x = samples.long()[:, None] * 0x1E3779B97F4A7C15 + where * 0x3C6EF372FE94F82B
+    token = torch.arange(n, device=samples.device, dtype=torch.int64)
+    x = samples.long()[:, None] * 0x1E3779B97F4A7C15 + token * 0x3C6EF372FE94F82B
     x = x + (seed + 1) * 0x2545F4914F6CDD1D % (1 << 62)
     for multiplier in (0x3F58476D1CE4E5B9, 0x14D049BB133111EB):
         x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * multiplier

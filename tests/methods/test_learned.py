@@ -222,7 +222,7 @@ def test_a_run_is_not_resumed_with_another_recipe(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "was, now, told",
+    "was, now, message",
     [
         ('"learned@7:5"', '"anchor@7:5"', "nothing to train"),
         ('"learned@7:5"', '"lerned@7:5"', "Did you mean 'learned@7:5'"),

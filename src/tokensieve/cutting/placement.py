@@ -102,7 +102,7 @@ def _resolve_positions(step: Step, depth: int) -> list[tuple[int, str]]:
     if where.part in ("out", "half"):
         return [(depth, "out")] if where.part == "out" else [(max(1, depth // 2), "block")]
     lowest = 1 if where.part == "attn" else 0
-    places = []
+    places: list[tuple[int, str]] = []
     for layer in where.layers or range(1, depth + 1):
         counted = layer if layer >= 0 else depth + 1 + layer
         if not lowest <= counted <= depth:

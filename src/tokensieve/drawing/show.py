@@ -67,10 +67,7 @@ def run(args: argparse.Namespace) -> list[Path]:
 def write(drawn: Mapping[Path, Picture]) -> list[Path]:
     """Writes pictures, each whole or not at all; another one that is there is moved aside."""
     for path, sheet in drawn.items():
-        content = sheet.png()
-        if path.exists() and path.read_bytes() != content:
-            files.back_up(path)
-        files.write_bytes(path, content)
+        files.replace_file(path, sheet.png())
         print(path)
     return list(drawn)
 

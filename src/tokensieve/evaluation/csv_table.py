@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.evaluation.results import read_results
-from tokensieve.files import back_up, check_writable, write_text
+from tokensieve.files import check_writable, replace_file
 
 # The CSV's columns: first clip_benchmark's, metrics in the order of its tasks, then what we add. Others follow, sorted.
 HEAD = ("dataset", "model", "pretrained", "task", "language", "model_fullname")
@@ -53,10 +53,7 @@ def build_csv(files: Sequence[str], output: str) -> int:
     writer = csv.DictWriter(text, fieldnames=columns(rows), restval="")
     writer.writeheader()
     writer.writerows(rows)
-    content = text.getvalue()
-    if path.exists() and path.read_bytes() != content.encode():
-        back_up(path)
-    write_text(path, content)
+    replace_file(path, text.getvalue().encode())
     return len(rows)
 
 

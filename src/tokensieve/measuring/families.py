@@ -283,7 +283,4 @@ def run(args: Namespace) -> None:
     for note in filter(None, map(Line.why_not, lines)):
         console.print(note, highlight=False)
     if args.output is not None:
-        path, text = Path(args.output), markdown(lines)
-        if path.exists() and path.read_bytes() != text.encode():
-            files.back_up(path)
-        files.write_text(path, text)
+        files.replace_file(Path(args.output), markdown(lines).encode())

@@ -80,7 +80,7 @@ class TokenSparse(nn.Module):
     def score(self, tokens: Tensor, own: Tensor, others: Tensor | None = None) -> Tensor:
         """s of tokens (B, N, C), with the own global feature (B, C) and the other modalities' (B, O, C): (B, N)."""
         tokens = tokens.float()
-        learned = self.score_predictor(tokens)[..., 0].sigmoid()
+        learned: Tensor = self.score_predictor(tokens)[..., 0].sigmoid()
         with torch.no_grad():
             guided = 2 * minmax(cosine(tokens, own[:, None])[..., 0])
             if others is not None and others.shape[1]:
@@ -119,7 +119,7 @@ class TokenAggregation(nn.Module):
     @full_precision
     def shares(self, tokens: Tensor, keep_policy: Tensor | None = None) -> Tensor:
         """W (B, K, S), rows adding up to 1. keep_policy (B, S): gates of the tokens, such as D's; 0 keeps a token out."""
-        weight = (self.scale * self.weight(tokens.float())).transpose(1, 2).softmax(-1)
+        weight: Tensor = (self.scale * self.weight(tokens.float())).transpose(1, 2).softmax(-1)
         if keep_policy is None:
             return weight
         weight = weight * keep_policy[:, None]

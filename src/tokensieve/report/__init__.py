@@ -21,9 +21,7 @@ def run(args: argparse.Namespace) -> Path:
     path = Path(args.output)
     files.check_writable(path)
     page = build(results.read_results(args.files), title=args.title, images=args.images)
-    if path.exists() and path.read_bytes() != page.encode():
-        files.back_up(path)
-    files.write_text(path, page)
+    files.replace_file(path, page.encode())
     print(path)
     return path
 

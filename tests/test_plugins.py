@@ -1,0 +1,150 @@
+"""Plug-ins: a user's file adds a method that works like the included ones; a broken one is named in one line."""
+
+import hashlib
+import subprocess
+import sys
+import types
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+
+import tokensieve
+from tokensieve import UserError, plugins
+from tokensieve.methods.registry import REGISTRY
+from tokensieve.testing import check_method
+
+METHOD = '''
+"""A toy method."""
+from tokensieve import Reduction, View, method
+from tokensieve.scoring import top
+
+@method(summary="the tokens with the largest norm", paper="Nobody, 2026")
+def toy_norm(view: View, keep: int, *, power: float = 1.0) -> Reduction:
+    scores = view.tokens.float().norm(dim=-1) ** power
+    return Reduction.keep(top(scores, keep), view.n, scores=scores)
+'''
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a plug-in; afterwards everything is as if no plug-in had been loaded."""
+    plugins.load_plugins()
+    loaded, hashes, modules, methods = dict(plugins._loaded), dict(plugins._hashes), set(sys.modules), set(REGISTRY)
+
+    def write(text, name="my_methods.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    yield write
+    for name in set(REGISTRY) - methods:
+        REGISTRY.remove(name)
+    for name in [name for name in set(sys.modules) - modules if name.startswith("tokensieve_plugin")]:
+        del sys.modules[name]
+    for table, before in ((plugins._loaded, loaded), (plugins._hashes, hashes)):
+        table.clear()
+        table.update(before)
+
+
+def test_a_method_of_a_file_works_like_any_other(write, tiny_clip):
+    path = write(METHOD)
+    module = tokensieve.load_plugin(path)
+    assert tokensieve.load_plugin(str(path)) is module
+    assert "toy_norm" in [m.name for m in tokensieve.list_methods()]
+    check_method("toy_norm")
+    assert plugins.plugin_hashes()["my_methods.py"] == hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    model, _, _ = tiny_clip.make()
+    with tokensieve.apply(model, "toy_norm@2:6(power=2.0,rest=merge)") as handle, torch.no_grad():
+        features = model.encode_image(torch.randn(2, 3, 48, 32))
+    assert features.shape == (2, 16)
+    assert [(row.layer, row.tokens_in, row.tokens_out) for row in handle.ledger] == [("2", 24, 6)]
+    with pytest.raises(UserError, match="Did you mean 'toy_norm@2:6'"):
+        tokensieve.apply(model, "toy_nrm@2:6")
+    with pytest.raises(UserError, match="power=x is not a number"):
+        tokensieve.apply(model, "toy_norm@2:6(power=x)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def broken(:\n", "SyntaxError: invalid syntax (my_methods.py, line 1)"),
+        ("\nimport no_such_library\n", "line 2: ModuleNotFoundError: No module named 'no_such_library'"),
+        ("raise RuntimeError('first\\nsecond')", "line 1: RuntimeError: first second"),
+        ("raise RuntimeError", "line 1: RuntimeError"),
+        ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
+        (METHOD.replace("toy_norm", "anchor"), "a method named 'anchor' is registered already; choose another name"),
+        (METHOD.replace("power: float = 1.0", "power: list = []"), "the option 'power' has the type"),
+        (METHOD.replace("power: float = 1.0", "power: float"), "the option 'power' needs a default"),
+        (METHOD.replace("power: float", "rest: float"), "the option 'rest' is added to every selecting method"),
+        (
+            "from __future__ import annotations" + METHOD.replace("view: View", "view: Wiew"),
+            "its type hints cannot be read: name 'Wiew' is not defined",
+        ),
+        (METHOD.replace("summary=", "needs=('cls',), summary="), "needs=['cls'] is not known"),
+        (METHOD + "1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("\0", "null bytes"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_error_in_one_line(write, text, message):
+    before = set(REGISTRY)
+    path = write(text)
+    for _ in range(2):  # and again: nothing of it is left
+        with pytest.raises(UserError) as caught:
+            tokensieve.load_plugin(path)
+        assert str(caught.value).startswith(f"the plug-in {path} cannot be loaded: ") and message in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert set(REGISTRY) == before and "my_methods.py" not in plugins.plugin_hashes()
+    path.write_text(METHOD)  # repaired
+    tokensieve.load_plugin(path)
+    assert set(REGISTRY) == before | {"toy_norm"}
+
+
+def test_what_is_not_a_file(write, tmp_path):
+    for bad, message in ((tmp_path / "no.py", "No such file"), (tmp_path, "directory"), ("a\0b.py", "null")):
+        with pytest.raises(UserError, match=message):
+            tokensieve.load_plugin(bad)
+    for bad in (None, 3, ""):
+        with pytest.raises(UserError, match="the path of a Python file"):
+            tokensieve.load_plugin(bad)
+    with pytest.raises(UserError, match=r"must end with \.py"):
+        tokensieve.load_plugin(write(METHOD, "methods.txt"))
+
+
+def test_two_files_of_one_name_are_refused(write):
+    tokensieve.load_plugin(write(METHOD))
+    with pytest.raises(UserError, match="rename one of the two files"):
+        tokensieve.load_plugin(write(METHOD.replace("toy_norm", "other"), "folder/my_methods.py"))
+    with pytest.raises(UserError, match="'toy_norm' is registered already"):
+        tokensieve.load_plugin(write(METHOD, "others.py"))
+
+
+def test_ctrl_c_is_not_an_error_of_the_file(write):
+    with pytest.raises(KeyboardInterrupt):
+        tokensieve.load_plugin(write("raise KeyboardInterrupt"))
+
+
+def test_packages_add_plug_ins_by_entry_points(write, tmp_path, monkeypatch):
+    write(METHOD, "toy_package.py")
+    write("import no_such_library", "broken_package.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = [EntryPoint(name, f"{name}_package", plugins.GROUP) for name in ("toy", "broken", "missing")]
+    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
+    monkeypatch.setattr(plugins, "_is_started", False)
+    monkeypatch.setattr(plugins, "_is_done", False)
+    with pytest.warns(UserWarning, match="cannot be loaded") as caught:
+        assert "toy_norm" in REGISTRY
+    assert [str(warning.message) for warning in caught] == [
+        "the plug-in broken (broken_package) cannot be loaded: ModuleNotFoundError: No module named 'no_such_library'",
+        "the plug-in missing (missing_package) cannot be loaded: ModuleNotFoundError: No module named 'missing_package'",
+    ]
+    assert set(plugins.plugin_hashes()) == {"toy"} and isinstance(plugins._loaded["toy"], types.ModuleType)
+    sys.modules.pop("toy_package")
+
+
+def test_loading_needs_no_torch(tmp_path):
+    (tmp_path / "nothing.py").write_text("x = 1\n")
+    code = "import sys, tokensieve; m = tokensieve.load_plugin(sys.argv[1]); print(m.x, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "nothing.py")], capture_output=True, text=True)
+    assert done.stdout == "1 False\n", done.stderr
