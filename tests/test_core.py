@@ -113,6 +113,18 @@ def test_gate_passes_the_value_forward_and_the_gradient_to_the_scores():
     torch.testing.assert_close(reduction.then(selection(2, n=5)).apply(x), selection(2, n=5).apply(out))
 
 
+def test_renamed_methods_keep_their_old_names_for_one_release():
+    view, reduction = make_view(merged=True), merging(4)
+    with pytest.warns(DeprecationWarning, match="View.summary is now View.global_token"):
+        assert torch.equal(view.summary(), view.global_token())
+    with pytest.warns(DeprecationWarning, match="View.size is now View.sizes_or_ones"):
+        assert torch.equal(view.size(), view.sizes_or_ones())
+    with pytest.warns(DeprecationWarning, match="Reduction.rows is now Reduction.select_images"):
+        assert torch.equal(reduction.rows(torch.tensor([1])).index, reduction.index[1:])
+    with pytest.warns(DeprecationWarning, match="Reduction.carry_sizes is now Reduction.sizes_after"):
+        assert torch.equal(reduction.carry_sizes(None), reduction.sizes_after(None))
+
+
 def test_noise_belongs_to_the_image_and_looks_uniform():
     all_at_once = noise(torch.arange(64), 300, seed=3)
     alone = torch.cat([noise(torch.tensor([i]), 300, seed=3) for i in range(64)])

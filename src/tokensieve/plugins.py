@@ -108,7 +108,8 @@ def load_plugin(file: str | Path) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # so that dataclasses and pickled classes of the file find their module
         try:
-            exec(compile(source, str(path), "exec"), vars(module))  # the very source that is hashed, not a cached one
+            code = compile(source, str(path), "exec", dont_inherit=True)  # the very source that is hashed, not a cached one
+            exec(code, vars(module))
         except BaseException as error:
             _forget(name)
             if isinstance(error, KeyboardInterrupt):
