@@ -20,7 +20,7 @@ from tokensieve.drawing import panels, show, stages
 from tokensieve.drawing.geometry import Frame, find_frame
 from tokensieve.drawing.sheet import Picture, draw
 from tokensieve.drawing.stages import ANCHOR, DROPPED, GONE, MERGED, PICKED
-from tokensieve.errors import UserError
+from tokensieve.errors import PlanError, UserError
 from tokensieve.plan import Plan
 
 SHAPES = [(640, 400), (300, 700), (97, 97), (1600, 120), (20, 31)]
@@ -324,5 +324,6 @@ def test_mistakes_are_one_line(
     Path("text.png").write_text("no image")
     with pytest.raises(UserError) as caught:
         show.run(arguments(images, **flags))
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    lines = str(caught.value).splitlines()
+    assert said in lines[0] and len(lines) == (3 if isinstance(caught.value, PlanError) else 1)
     assert sorted(path.name for path in Path().iterdir()) == ["text.png"]

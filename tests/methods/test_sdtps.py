@@ -227,7 +227,7 @@ def test_equal_patches_do_no_harm() -> None:
 def test_mistakes_are_told() -> None:
     part = Sdtps(8, 20, modalities=MODALITIES)
     view = view_of(drawn(2, 20, 8), drawn(2, 8), part)
-    with pytest.raises(UserError, match="which modality"):
+    with pytest.raises(UserError, match="the modality of the images is not known"):
         sdtps(view, part.keep)
     with pytest.raises(UserError, match="not the same number"):
         sdtps(view_of(drawn(4, 20, 8), drawn(4, 8), part, modalities=MODALITIES), part.keep)

@@ -155,7 +155,7 @@ def test_damage_is_told_by_name(model, saved):
         (config.replace('"plan"', '"plam"'), "does not say plan"),
         (config.replace('"learned": {', '"../learned": {'), "is no name of a method"),
         (config.replace('"learned": {', '"lerned": {'), "no file"),
-        (config.replace(PLAN, "lerned@4:32"), "Did you mean 'learned'"),
+        (config.replace(PLAN, "lerned@4:32"), "Did you mean 'learned@4:32'"),
     ):
         (saved / "config.json").write_text(broken)
         assert told in refused(Reducers.from_pretrained, saved)

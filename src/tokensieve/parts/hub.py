@@ -149,7 +149,11 @@ class Reducers(Mapping[str, nn.Module]):
                     "it was interrupted; copy it again, or save it again"
                 )
             modules[method], headers[method] = one.part, header
-        return cls(modules, config["plan"], headers, config["trained"], config["tokens"], config["measured"])
+        try:
+            plan = Plan.parse(config["plan"])
+        except UserError as error:
+            raise UserError(f"{folder / CONFIG}: {one_line(error)}") from None
+        return cls(modules, plan, headers, config["trained"], config["tokens"], config["measured"])
 
     def config(self) -> dict[str, Any]:
         """What config.json says."""
