@@ -22,6 +22,9 @@ TEXTS = [
     "pool@*:-8",
     "grid@-2:64",
     "random@0:12.5%",
+    "random@0:0.00001%",
+    "random@0:33.333333333333333333333%",
+    "random@99999999999999999999:99999999999999999999",
     "anchor@out(rest=zero)",
     "pool@*.attn:-8",
     "grid@1,-1.attn:64",
@@ -153,6 +156,7 @@ def test_a_long_plan_is_shown_around_the_place():
 def test_texts_have_a_limit():
     longest = "random@6:60 + " * 142 + "pool@9:16"
     assert 1990 < len(longest) <= 2000 and len(Plan.parse(longest).steps) == 143
+    assert str(Plan.parse("random@6:" + "9" * 1900)) == "random@6:" + "9" * 1900
     with pytest.raises(UserError, match="at most 2,000 characters"):
         Plan.parse(longest + "+" + "x" * 20)
 

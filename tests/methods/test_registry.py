@@ -1,8 +1,11 @@
 """Every registered method passes the conformance checks; the checks themselves find what they are for."""
 
+import re
+
 import pytest
 import torch
 
+from tests.support.paths import ROOT
 from tokensieve import Reduction, UserError, list_methods
 from tokensieve.methods.controls import cells, centres
 from tokensieve.methods.registry import REGISTRY, describe, method
@@ -19,6 +22,18 @@ def test_registry_names_are_file_worthy_and_described():
     for m in list_methods():
         assert m.name == m.decide.__name__ and m.summary
     assert {"anchor", "none", "random", "grid", "pool"} <= set(REGISTRY)
+
+
+def test_trained_methods_name_the_command_that_trains_them():
+    for m in list_methods():
+        assert (m.part is not None) == bool(m.recipe)
+        if m.recipe:
+            assert m.recipe.startswith("tokensieve train ") and (ROOT / m.recipe.split()[-1]).is_file()
+
+
+def test_papers_are_citations_or_nothing():
+    for m in list_methods():
+        assert not m.paper or re.search(r"[A-Z]\w+.*, (19|20)\d\d", m.paper)
 
 
 def test_a_new_method_is_one_function():

@@ -101,7 +101,7 @@ def test_a_good_file_is_summed_up(tmp_path, capsys):
             "2: MODEL.USE_SDTPS: True and PLAN: random@out:26 contradict",
         ),
         ("USE_SDTPS: True", "USE_SDTPS: False\n  PLAN: sdtps@6", "2: MODEL.USE_SDTPS: False and PLAN: sdtps@6 contradict"),
-        ("USE_SDTPS: True", "PLAN: sdpts@6", "2: MODEL.PLAN: .*sdpts.* Did you mean 'sdtps'?"),
+        ("USE_SDTPS: True", "PLAN: sdpts@6", "2: MODEL.PLAN: .*sdpts.* Did you mean 'sdtps@6'?"),
         ("USE_SDTPS: True", "MODALITIES: [RGB, RGB]", "2: MODEL.MODALITIES: RGB, RGB: each may stand there once"),
         ("USE_SDTPS: True", "MODALITIES: [RGB, NIR]", "2: MODEL.MODALITIES.1: 'NIR' is not one of RGB, NI, TI"),
         ("USE_SDTPS: True", "MODALITIES: []", "2: MODEL.MODALITIES: "),

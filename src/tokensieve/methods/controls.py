@@ -1,4 +1,4 @@
-"""Controls: what any method has to beat at the same number of tokens, and the plan that changes nothing."""
+"""Controls: baselines that a method should beat at the same number of tokens, and the method that changes nothing."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ def cells(grid: tuple[int, int] | None, n: int, keep: int) -> Tensor:
     The rows are split into bands and each band into cells of neighbouring columns, as square as keep allows. Where the
     raster is no longer complete (grid is None) cells are runs of the sequence.
     """
-    place = torch.arange(n)
+    index = torch.arange(n)
     if grid is None:
-        return place * keep // n
+        return index * keep // n
     h, w = grid
     fewest, most = math.ceil(keep / w), min(h, keep)  # bands
     bands = min(max(round(math.sqrt(keep * h / w)), fewest), most)
-    band = (place // w) * bands // h  # (N,)
+    band = (index // w) * bands // h  # (N,)
     start = band * keep // bands  # number of the band's first cell
-    return start + (place % w) * ((band + 1) * keep // bands - start) // w
+    return start + (index % w) * ((band + 1) * keep // bands - start) // w
 
 
 def centres(grid: tuple[int, int] | None, cell: Tensor, keep: int) -> Tensor:
     """The patch nearest to the middle of each cell: (K,)."""
     n = len(cell)
     w = n if grid is None else grid[1]
-    place = torch.stack([torch.arange(n) // w, torch.arange(n) % w], dim=1).float()  # (N, 2)
+    index = torch.stack([torch.arange(n) // w, torch.arange(n) % w], dim=1).float()  # (N, 2)
     member = torch.nn.functional.one_hot(cell, keep).float()  # (N, K)
-    middle = (member.T @ place) / member.sum(0)[:, None]  # (K, 2)
-    return torch.cdist(middle, place).masked_fill(member.T == 0, torch.inf).argmin(-1)
+    middle = (member.T @ index) / member.sum(0)[:, None]  # (K, 2)
+    return torch.cdist(middle, index).masked_fill(member.T == 0, torch.inf).argmin(-1)
 
 
-@method(summary="every token goes on: the stock model", selects=False)
+@method(summary="keeps every token: the unchanged model", selects=False)
 def none(view: View, keep: int) -> Reduction:
     """Everything, in order."""
     everything = torch.arange(view.n, device=view.tokens.device).expand(view.tokens.shape[0], -1)
     return Reduction.keep(everything, view.n)
 
 
-@method(summary="patches at random, other ones for each image")
+@method(summary="random patches, different for each image")
 def random(view: View, keep: int) -> Reduction:
-    """The patches with the largest random numbers; an image gets the same ones in whatever batch it comes."""
+    """The patches with the largest random numbers. The choice for an image does not depend on its batch."""
     return Reduction.keep(top(view.noise(), keep), view.n)
 
 

@@ -15,6 +15,7 @@ from tokensieve.errors import WINDOW, PlanError, UserError, describe_value, did_
 from tokensieve.methods.registry import REGISTRY, Method, option_text
 from tokensieve.plan.grammar import (
     EXAMPLES,
+    MAX_LENGTH,
     BudgetKind,
     OptionText,
     PositionKind,
@@ -45,11 +46,8 @@ class Budget:
     def __post_init__(self) -> None:
         if self.kind not in get_args(BudgetKind):
             raise UserError(f"budget: kind={self.kind!r} is not one of {', '.join(get_args(BudgetKind))}")
-        if (
-            isinstance(self.amount, bool)
-            or not isinstance(self.amount, (int, float, Fraction))
-            or not math.isfinite(self.amount)
-        ):
+        is_number = isinstance(self.amount, (int, float, Fraction)) and not isinstance(self.amount, bool)
+        if not is_number or (isinstance(self.amount, float) and not math.isfinite(self.amount)):
             raise UserError(f"budget: the amount is a number of tokens or a share, not {describe_value(self.amount)}")
         amount = Fraction(str(self.amount))  # of the float 0.4: two fifths
         object.__setattr__(self, "amount", amount)
@@ -73,8 +71,7 @@ class Budget:
 
     def __str__(self) -> str:
         if self.kind == "share":
-            percent = self.amount * 100
-            return f"{int(percent)}%" if percent.denominator == 1 else f"{float(percent)!r}%"
+            return f"{_decimal(self.amount * 100)}%"
         return f"-{int(self.amount)}" if self.kind == "remove" else f"{int(self.amount)}"
 
 
@@ -260,6 +257,17 @@ def make_step(
     if step.rest == "zero" and step.where.part != "out":
         raise UserError(f"{method.name}: rest=zero keeps the length and saves nothing inside the tower; use it with @out")
     return step
+
+
+def _decimal(number: Fraction) -> str:
+    """A positive number with all its digits; with 17 if it has no end."""
+    digits = 0
+    while digits < MAX_LENGTH and 10**digits % number.denominator:
+        digits += 1
+    if digits == MAX_LENGTH:
+        return f"{float(number):.17f}".rstrip("0")
+    whole, part = divmod(number.numerator * 10**digits // number.denominator, 10**digits)
+    return f"{whole}.{part:0{digits}d}" if digits else str(whole)
 
 
 def _read_plan(text: str) -> tuple[Step, ...]:
