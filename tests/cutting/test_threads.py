@@ -250,7 +250,7 @@ def test_one_plan_at_a_time(tower: nn.Module) -> None:
 
     results = in_threads(work)
     handles = [result for result in results if not isinstance(result, UserError)]
-    assert len(handles) == 1 and all("another plan is on" in str(r) for r in results if isinstance(r, UserError))
+    assert len(handles) == 1 and all("another plan is attached" in str(r) for r in results if isinstance(r, UserError))
     handles[0].remove()
     assert all(value.__dict__.keys() == stock[name].keys() for name, value in tower.named_modules())
 

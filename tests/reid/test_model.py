@@ -167,7 +167,7 @@ def test_a_shared_backbone_is_cut_inside_with_all_modalities_in_view(model: Reid
 
 
 def test_sdtps_stands_where_it_was_trained(model: ReidModel) -> None:
-    with pytest.raises(UserError, match="not trained for @1; they were for @out"):
+    with pytest.raises(UserError, match="were trained for @out, not for @1"):
         tokensieve.apply(model, "sdtps@1")
     for wrong in ("sdtps@out:9", "sdtps@out:50%"):
         with pytest.raises(UserError, match=r"its weights leave 7 tokens, not \d+; leave the number out"):
@@ -186,7 +186,7 @@ def test_separate_backbones(model: ReidModel) -> None:
     for plan in ("sdtps@out", "random@out:9", "grid@out:9(rest=merge)"):
         with tokensieve.apply(apart, plan) as handle:
             made = apart(inputs)
-            with pytest.raises(UserError, match="another plan is on this model"):
+            with pytest.raises(UserError, match="another plan is attached"):
                 tokensieve.apply(apart, "random@out:5")
         assert made.features["tokens"].shape == (3, 96) and handle.ledger[-1].tokens_in == 32
     assert "forward" not in apart.head.__dict__
