@@ -183,7 +183,7 @@ class Handle:
 
     @property
     def _pass(self) -> Pass | None:
-        call = self._calls.latest
+        call = self._calls.recorded
         return None if call is None else call.tower
 
     @property

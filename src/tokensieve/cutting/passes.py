@@ -86,6 +86,7 @@ class Call:
     tower: Pass | None = None  # None: the first block has not run
     decoder: DecoderCall = field(default_factory=DecoderCall)  # of a vision-language model
     entered: set[tuple[int, str]] = field(default_factory=set)  # entries of this call that have started
+    running: set[tuple[int, str]] = field(default_factory=set)  # those that have not returned
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class _ThreadState:
     def __init__(self) -> None:
         self.current: Call | None = None  # the innermost call under way
         self.last: Call | None = None  # the last call that ended; None if it failed
+        self.has_ended = True  # a call has ended since the current one began
         self.n_samples = 0  # samples so far; random choices depend on their index, not on batches
 
 
@@ -146,6 +148,12 @@ class Calls:
         return state.current or state.last
 
     @property
+    def recorded(self) -> Call | None:
+        """The last call of this thread that ended, None if it failed; the call under way if none has ended since it began."""
+        state = self._threads.state
+        return state.last if state.has_ended else state.current
+
+    @property
     def is_open(self) -> bool:
         """Whether a call is under way in this thread."""
         return self._threads.state.current is not None
@@ -161,30 +169,33 @@ class Calls:
         """Runs a function as this call: it is the current call until the function returns, and then the last one."""
         state = self._threads.state
         outer, state.last = state.current, None
-        state.current = call
+        state.current, state.has_ended = call, False
         try:
             out = function(*args, **kwargs)
         finally:
-            state.current = outer
+            state.current, state.has_ended = outer, True
         state.last = call
         return out
 
     def patch(self, entry: Entry) -> Undo:
         """Replaces a method of the model, so that it opens a call or joins the one under way (see `Entry`)."""
         stock = getattr(entry.owner, entry.method)
-        key = (id(entry.owner), entry.method)
+        key, body = (id(entry.owner), entry.method), (id(entry.owner), entry.follows)
 
         def planned(*args: Any, **kwargs: Any) -> Any:
             state = self._threads.state
-            if entry.kind != "call" and state.current is not None and key not in state.current.entered:
-                state.current.entered.add(key)
-                return stock(*args, **kwargs)
-            if entry.kind == "head" and state.last is not None:
-                call = state.last
-            else:
+            call = state.current
+            joins = entry.kind != "call" and call is not None and key not in call.entered and body not in call.running
+            if not joins:
+                call = state.last if entry.kind == "head" else None
+            if call is None:
                 call = self.new_call(None if entry.context is None else entry.context(*args, **kwargs))
             call.entered.add(key)
-            return self.run(call, stock, *args, **kwargs)
+            call.running.add(key)
+            try:
+                return stock(*args, **kwargs) if joins else self.run(call, stock, *args, **kwargs)
+            finally:
+                call.running.discard(key)
 
         return replace(entry.owner, entry.method, planned)
 

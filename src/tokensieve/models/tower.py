@@ -52,12 +52,14 @@ class Entry:
     call: a whole call, which stands for itself also inside of another one (a model called in a hook).
     part: a part of the call under way, once in it; a call of its own where there is none, or where it ran already.
     head: like part, but on its own it goes on with the call that ended last (`forward_head` after `forward_features`).
+        While the method that it follows is running, it belongs to a call inside a hook, not to the one under way.
     """
 
     owner: Any
     method: str
     kind: Literal["call", "part", "head"] = "call"
     context: Callable[..., Mapping[str, Any]] | None = None  # of the method's arguments: what methods see as view.context
+    follows: str = ""  # of a head: the method whose output it gets
 
 
 @dataclass(frozen=True)
