@@ -80,11 +80,11 @@ class Pass:
 class Call:
     """One call of the model, from its start to its end."""
 
+    decoder: DecoderCall  # of a vision-language model
     samples: Tensor | None = None  # (B,), indices of the samples, if the caller sets them
     context: Mapping[str, Any] = field(default_factory=dict)  # view.context of the methods
     layout: Layout | None = None  # of the batch
     tower: Pass | None = None  # None: the first block has not run
-    decoder: DecoderCall = field(default_factory=DecoderCall)  # of a vision-language model
     entered: set[tuple[int, str]] = field(default_factory=set)  # entries of this call that have started
     running: set[tuple[int, str]] = field(default_factory=set)  # those that have not returned
 
@@ -163,7 +163,7 @@ class Calls:
         options = self._options.get()
         samples = None if options is None else options.samples
         users = self._context if options is None or options.context is None else {**self._context, **options.context}
-        return Call(samples=samples, context={**context, **users} if context else users)
+        return Call(DecoderCall(), samples=samples, context={**context, **users} if context else users)
 
     def run(self, call: Call, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a function as this call: it is the current call until the function returns, and then the last one."""

@@ -114,7 +114,7 @@ class TowerCuts:
         def forward(x: Tensor) -> Tensor:
             call = self.calls.current
             if call.tower is None or not self.tower.blocks:
-                call.tower = self._new_pass(call, len(x), x.shape[1] - 1, x.device)
+                call.tower = self._new_pass(call, x.shape[0], x.shape[1] - 1, x.device)
             for cut in cuts:
                 x = self._cut(cut, x, call, call.tower)
             call.tower.attention = None
@@ -127,7 +127,7 @@ class TowerCuts:
         self.tower.check()
         if call.layout is not None and call.layout.padded:
             x = x[:, : self.tower.prefix + call.layout.n]
-        call.tower = self._new_pass(call, len(x), x.shape[1] - self.tower.prefix, x.device)
+        call.tower = self._new_pass(call, x.shape[0], x.shape[1] - self.tower.prefix, x.device)
         return x
 
     def _new_pass(self, call: Call, rows: int, n: int, device: torch.device) -> Pass:
@@ -141,7 +141,7 @@ class TowerCuts:
         expand = self.tower.expand_sample_ids
         if call.samples is not None:
             return expand(call.samples.to(device), call.context)
-        each = len(expand(torch.zeros(1), call.context))  # a sample may have several images
+        each = expand(torch.zeros(1), call.context).shape[0]  # a sample may have several images
         return expand(self.calls.number_samples(rows // each, device), call.context)
 
     def _cut(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:
@@ -171,7 +171,7 @@ class TowerCuts:
                 part=self.chooser.part(step),
                 pooling=self.tower.pooling if not at_head else None,
                 place=cut.name,
-                question=self._question(cut, call, len(x), state),
+                question=self._question(cut, call, x.shape[0], state),
                 has_cls=at_head or self.tower.has_cls,
             )
             reduction = self.chooser.choose(cut, view, keep)

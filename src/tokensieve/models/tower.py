@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from tokensieve.models.patching import Patch
-from tokensieve.scoring import Attention
+from tokensieve.scoring import Attention, gather_tokens
 
 if TYPE_CHECKING:
     from tokensieve.core import View
@@ -116,4 +115,4 @@ def gather_rotary(table: Tensor, index: Tensor) -> Tensor:
     table: (N, d), (H, N, d) or (B, H or 1, N, d); index: (B, K) -> (B, H or 1, K, d)
     """
     table = table.reshape((1,) * (4 - table.dim()) + table.shape)
-    return torch.take_along_dim(table, index[:, None, :, None], dim=2)
+    return gather_tokens(table.expand(index.shape[0], -1, -1, -1), index)
