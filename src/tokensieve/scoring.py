@@ -60,7 +60,7 @@ class Attention:
 
     def columns(self, index: Tensor) -> Tensor:
         """The attention from every patch to the patches at `index` (B, k): (B, N, k)."""
-        keys = torch.take_along_dim(self.k, (index + self.prefix)[:, None, :, None], dim=2)  # (B, H, k, d)
+        keys = gather_tokens(self.k, index + self.prefix)  # (B, H, k, d)
         logits = self._logits(self.q[:, :, self.prefix :], keys, columns=index + self.prefix)  # (B, H, N, k)
         return (logits - self.row_lse()[:, :, self.prefix :, None]).exp().mean(1)  # (B, N, k)
 
@@ -84,8 +84,8 @@ class Attention:
         first = torch.arange(self.prefix, device=index.device).expand(index.shape[0], -1)
         rows = torch.cat([first, index + self.prefix], dim=1)  # (B, P+K)
         lse = self.row_lse().gather(2, rows[:, None].expand(-1, self.q.shape[1], -1))
-        q, k = (torch.take_along_dim(x, rows[:, None, :, None], dim=2) for x in (self.q, self.k))
-        bias = None if self.bias is None else torch.take_along_dim(self.bias, rows[:, None, None], dim=-1)
+        q, k = gather_tokens(self.q, rows), gather_tokens(self.k, rows)
+        bias = None if self.bias is None else self.bias.gather(-1, rows[:, None, None])
         return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls)
 
     @full_precision
@@ -95,7 +95,7 @@ class Attention:
             return logits
         bias = self.bias.to(self.q.dtype).float()  # as attend() hands it to the kernel
         if columns is not None:
-            bias = torch.take_along_dim(bias, columns[:, None, None, :], dim=-1)
+            bias = bias.gather(-1, columns[:, None, None])
         return logits + bias
 
     def row_lse(self) -> Tensor:
@@ -103,6 +103,11 @@ class Attention:
             blocks = self.q.split(ROWS_AT_ONCE, dim=2)
             self.lse = torch.cat([self._logits(rows, self.k).logsumexp(-1) for rows in blocks], dim=2)
         return self.lse
+
+
+def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """The tokens index (B, K) of x (B, H, T, d): (B, H, K, d). (torch.take_along_dim would fix B in an exported graph.)"""
+    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:

@@ -520,7 +520,7 @@ def test_features_of_other_images_are_refused() -> None:
 def test_features_of_an_earlier_time_are_refused() -> None:
     model, batch = llava(), prompts((1,), (5,))
     features = model.model.get_image_features(batch["pixel_values"], return_dict=True)
-    with tokensieve.apply(model, "random@llm.2:10"), pytest.raises(UserError, match="before the plan was on"):
+    with tokensieve.apply(model, "random@llm.2:10"), pytest.raises(UserError, match="before the plan was attached"):
         model(batch["input_ids"], mm_encoder_outputs={"image": features})
 
 

@@ -250,7 +250,7 @@ def test_nan_is_an_error_that_names_the_layer():
     tower = make_tower()
     images = images_for(tower)
     images[1, 0, 0, 0] = float("nan")
-    with torch.no_grad(), tokensieve.apply(tower, "anchor@3:6(k=2)"), pytest.raises(UserError, match="layer 3 hold NaN"):
+    with torch.no_grad(), tokensieve.apply(tower, "anchor@3:6(k=2)"), pytest.raises(UserError, match="layer 3 contain NaN"):
         tower(images)
 
 

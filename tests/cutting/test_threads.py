@@ -1,11 +1,13 @@
-"""One model with a plan, used by several threads, tasks and hooks at once: every call is what it is alone, to the bit."""
+"""A model with a plan in several threads, hooks and tasks at once: every call gives the result of a call alone, bit for bit."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,256 +16,476 @@ from torch import Tensor, nn
 
 import tokensieve
 from tests.support import hf_models, vlm_models
+from tests.support.rounding import assert_near
+from tests.support.states import assert_untouched, same, snapshot
 from tokensieve import UserError
+from tokensieve.cutting.handle import Handle
 from tokensieve.models.features import encode_image
 from tokensieve.reid import build
 from tokensieve.reid.model import ReidModel, Settings
 
-THREADS = 8
-PLANS = ("anchor@2:10(k=4,rest=merge)", "random@1:12 + anchor@3:6(k=3)", "random@out:9(rest=zero)", "pool@1:9")
+THREADS, CALLS = 8, 200
+MERGING = "anchor@2:10(k=4,rest=merge)"
+PLANS = {
+    "open_clip": MERGING,
+    "timm": "random@1:12 + anchor@3:6(k=3)",
+    "timm_map": "pool@1:9",
+    "hf": "random@1:20(rest=fuse) + anchor@2.attn:10(k=4)",
+}
+VLM_PLAN = "anchor@out:10(k=4,rest=merge) + random@llm.2:50%"
+pytestmark = pytest.mark.filterwarnings("ignore::tokensieve.errors.PlanWarning")
+
+Case = tuple[Callable[[], Any], Handle, Tensor]  # a call, the handle of its model, and the indices of its samples
 
 
-def towers() -> dict[str, Callable[[], nn.Module]]:
+def make_tower(family: str) -> nn.Module:
     import timm
     from open_clip.transformer import VisionTransformer
 
-    sizes = {"img_size": 48, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2}
-    return {
-        "open_clip": lambda: VisionTransformer(
+    torch.manual_seed(0)
+    if family == "open_clip":
+        return VisionTransformer(
             image_size=48, patch_size=8, width=32, layers=4, heads=2, mlp_ratio=2, output_dim=16, pool_type="avg"
-        ),
-        "timm": lambda: timm.models.VisionTransformer(**sizes, global_pool="avg", num_classes=0),
-        "timm_map": lambda: timm.models.VisionTransformer(**sizes, global_pool="map", class_token=False, num_classes=0),
-        "hf": lambda: hf_models.build("clip"),
-    }
+        ).eval()
+    if family == "hf":
+        return hf_models.build("clip").eval()
+    pool: dict[str, Any] = {"global_pool": "map", "class_token": False} if family == "timm_map" else {"global_pool": "avg"}
+    sizes: dict[str, Any] = {"img_size": 48, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 0}
+    return timm.models.VisionTransformer(**sizes, **pool).eval()
 
 
-@pytest.fixture(params=["open_clip", "timm", "timm_map", "hf"])
-def tower(request: pytest.FixtureRequest) -> nn.Module:
+def make_reid_model() -> ReidModel:
     torch.manual_seed(0)
-    return towers()[request.param]().eval()
-
-
-def batches(count: int, seed: int) -> list[Tensor]:
-    """Batches of different sizes."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(1 + (seed + i) % 3, 3, 48, 48, generator=generator) for i in range(count)]
-
-
-def in_threads(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
-    """What work(number) gives in so many threads that begin together."""
-    barrier = threading.Barrier(threads)
-
-    def begin(number: int) -> Any:
-        barrier.wait()
-        return work(number)
-
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(begin, range(threads)))
-
-
-def one_by_one(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
-    """The same, each in a thread of its own after the one before has ended."""
-    results = []
-    for number in range(threads):
-        with ThreadPoolExecutor(1) as pool:
-            results.append(pool.submit(work, number).result())
-    return results
-
-
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.filterwarnings("ignore::tokensieve.errors.PlanWarning")
-def test_threads_of_a_tower_do_not_mix(tower: nn.Module, plan: str) -> None:
-    with torch.inference_mode(), tokensieve.apply(tower, plan) as handle:
-
-        def work(number: int) -> list[Any]:
-            handle.restart()
-            with torch.inference_mode():
-                return [(encode_image(tower, images), handle.ledger, handle.kept) for images in batches(25, number)]
-
-        assert same(in_threads(work), one_by_one(work))
-
-
-@pytest.mark.slow
-def test_many_calls_with_a_plan_on_each_of_two_models() -> None:
-    torch.manual_seed(0)
-    models = [towers()["timm"]().eval() for _ in range(2)]
-    with tokensieve.apply(models[0], PLANS[1]) as first, tokensieve.apply(models[1], PLANS[0]) as second:
-
-        def work(number: int) -> list[Any]:
-            model, handle = (models[0], first) if number % 2 else (models[1], second)
-            handle.restart()
-            with torch.inference_mode():
-                return [(model(images), handle.kept) for images in batches(200, number)]
-
-        assert same(in_threads(work), one_by_one(work))
-
-
-@pytest.mark.parametrize("plan", ["anchor@out:10(k=4,rest=merge) + random@llm.2:50%", "random@2:30 + anchor@llm.1:8(k=3)"])
-def test_threads_of_a_vision_language_model_do_not_mix(plan: str) -> None:
-    model = vlm_models.llava()
-    prompts = [vlm_models.prompts((1, 2)[: 1 + i % 2], (5, 3)[: 1 + i % 2], seed=i) for i in range(4)]
-    with tokensieve.apply(model, plan) as handle:
-
-        def work(number: int) -> list[Any]:
-            handle.restart()
-            results = []
-            with torch.inference_mode():
-                for turn in range(4):
-                    inputs = prompts[(number + turn) % 4]
-                    if turn % 2:
-                        results.append(model.generate(**inputs, max_new_tokens=3, do_sample=False))
-                    else:
-                        results.append(model(**inputs).logits)
-                    results.append(handle.ledger)
-            return results
-
-        assert same(in_threads(work, 4), one_by_one(work, 4))
-
-
-@pytest.fixture(scope="module")
-def reid_model() -> ReidModel:
-    torch.manual_seed(0)
-    sizes = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 0}
+    sizes = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
     settings = Settings("timm", "vit_tiny_patch16_224", (32, 16), arguments=sizes, cameras=4)
     return build.build(settings).eval()
 
 
-@pytest.mark.parametrize("plan", ["random@out:3(rest=merge)", "anchor@1:4(k=2)"])
-def test_threads_of_a_re_identification_model_do_not_mix(reid_model: ReidModel, plan: str) -> None:
-    with tokensieve.apply(reid_model, plan) as handle:
+@pytest.fixture(params=list(PLANS))
+def tower(request: pytest.FixtureRequest) -> nn.Module:
+    return make_tower(request.param)
+
+
+def images(batch: int, seed: int, size: tuple[int, int] = (48, 48)) -> Tensor:
+    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Threads take turns after every few instructions, so that state they share would mix at once."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def in_threads(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
+    """The results of work(number), in threads that start together."""
+    barrier = threading.Barrier(threads)
+
+    def start(number: int) -> Any:
+        barrier.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(start, range(threads)))
+
+
+def run(case: Case) -> tuple[Any, Any, Any, Any]:
+    """The output of a call, and what its handle reports of it."""
+    call, handle, samples = case
+    with torch.inference_mode(), handle.call(samples=samples):
+        output = call()
+        return output, handle.ledger, handle.kept, handle.samples
+
+
+def check_in_threads(cases: list[Case], calls: int = CALLS) -> None:
+    """Every thread makes so many calls, in an order of its own; each result is that of one thread alone."""
+    with ThreadPoolExecutor(1) as pool:
+        alone = list(pool.map(run, cases))
+
+    def work(number: int) -> list[int]:
+        order = [(number * 7 + turn * (1 + number % 3)) % len(cases) for turn in range(calls)]
+        return [index for index in order if not same(run(cases[index]), alone[index])]
+
+    assert in_threads(work) == [[]] * THREADS
+
+
+def tower_cases(families: list[str], batches: int) -> Iterator[list[Case]]:
+    """Batches of 1 to 3 images for towers of these families, each with its own plan."""
+    towers = [make_tower(family) for family in families]
+    handles = [tokensieve.apply(tower, PLANS[family]) for tower, family in zip(towers, families, strict=True)]
+    yield [
+        (partial(encode_image, tower, images(1 + seed % 3, seed)), handle, torch.arange(1 + seed % 3) + 10 * seed)
+        for seed in range(batches)
+        for tower, handle in zip(towers, handles, strict=True)
+    ]
+    for handle in handles:
+        handle.remove()
+
+
+def logits(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    return model(**inputs).logits
+
+
+def vlm_cases() -> Iterator[list[Case]]:
+    """Prompts with one or two images for two models with different plans, by forward and by generate."""
+    models = [vlm_models.llava(), vlm_models.llava("qwen2", seed=1)]
+    handles = [tokensieve.apply(models[0], VLM_PLAN), tokensieve.apply(models[1], "random@2:30 + anchor@llm.1:8(k=3)")]
+    cases: list[Case] = []
+    for seed, (counts, words) in enumerate([((1,), (4,)), ((1, 2), (5, 3)), ((2,), (3,)), ((1, 1), (2, 4))]):
+        inputs, samples = vlm_models.prompts(counts, words, seed=seed), torch.arange(sum(counts)) + 10 * seed
+        for model, handle in zip(models, handles, strict=True):
+            cases += 4 * [(partial(logits, model, inputs), handle, samples)]
+            cases.append((partial(model.generate, **inputs, max_new_tokens=2, do_sample=False), handle, samples))
+    yield cases
+    for handle in handles:
+        handle.remove()
+
+
+def reid_cases() -> Iterator[list[Case]]:
+    """Objects with one to three modalities for two models, one cut in the backbone, the other at the output."""
+    models = [make_reid_model(), make_reid_model()]
+    handles = [tokensieve.apply(models[0], "anchor@1:4(k=2)"), tokensieve.apply(models[1], "random@out:3(rest=merge)")]
+    cases: list[Case] = []
+    for seed in range(6):
+        names, batch = ("RGB", "NI", "TI")[: 1 + seed % 3], 1 + seed // 3
+        inputs = {name: images(batch, 10 * seed + number, (32, 16)) for number, name in enumerate(names)}
+        inputs["cameras"] = (torch.arange(batch) + seed) % 4
+        for model, handle in zip(models, handles, strict=True):
+            cases.append((partial(model.encode, inputs), handle, torch.arange(batch) + 10 * seed))
+    yield cases
+    for handle in handles:
+        handle.remove()
+
+
+CASES: dict[str, Callable[[], Iterator[list[Case]]]] = {
+    "towers": lambda: tower_cases(list(PLANS), 6),
+    "vision-language models": vlm_cases,
+    "re-identification models": reid_cases,
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_threads_do_not_mix(kind: str, frequent_switches: None) -> None:
+    for cases in CASES[kind]():
+        check_in_threads(cases, calls=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CASES)
+def test_eight_threads_with_200_calls_each(kind: str) -> None:
+    for cases in CASES[kind]():
+        check_in_threads(cases)
+
+
+def test_each_thread_counts_its_own_samples(frequent_switches: None) -> None:
+    """Without sample indices, the random choices of a thread are those of a thread alone."""
+    model = make_tower("timm")
+    with tokensieve.apply(model, PLANS["timm"]) as handle:
 
         def work(number: int) -> list[Any]:
-            handle.restart()
-            results = []
             with torch.inference_mode():
-                for turn in range(10):
-                    images = torch.randn(2, 3, 32, 16, generator=torch.Generator().manual_seed(10 * number + turn))
-                    names = ("RGB", "NI", "TI")[: 1 + (number + turn) % 3]
-                    inputs = {name: images for name in names} | {"cameras": torch.tensor([number % 4, turn % 4])}
-                    results += [reid_model.encode(inputs), handle.ledger]
-            return results
+                outputs = [(model(images(1 + (number + turn) % 3, turn)), handle.kept, handle.samples) for turn in range(8)]
+            handle.restart()
+            return outputs
 
-        assert same(in_threads(work), one_by_one(work))
+        alone = []
+        for number in range(THREADS):
+            with ThreadPoolExecutor(1) as pool:
+                alone.append(pool.submit(work, number).result())
+        assert same(in_threads(work), alone)
 
 
-@pytest.mark.parametrize("plan", PLANS[:2])
-def test_a_model_called_inside_of_its_own_hook(tower: nn.Module, plan: str) -> None:
-    """The inner call is a call of its own; the outer one goes on as if there were none."""
-    outer, inner = batches(1, 2)[0], batches(1, 3)[0]
+# --- what a call may leave behind ---------------------------------------------------------------------------------
+
+
+def state_of(handle: Handle, model: nn.Module) -> list[dict[str, Any]]:
+    """The attributes of the handle, of all that it holds in this package, and of the modules of the model.
+
+    The states of threads and calls are left out: they are what belongs to a call.
+    """
+    seen: dict[int, dict[str, Any]] = {}
+
+    def visit(value: Any) -> None:
+        if id(value) in seen or not type(value).__module__.startswith("tokensieve.") or isinstance(value, threading.local):
+            return
+        seen[id(value)] = dict(vars(value)) if hasattr(value, "__dict__") else {}
+        for attribute in seen[id(value)].values():
+            for part in attribute if isinstance(attribute, (list, tuple)) else (attribute,):
+                visit(part)
+
+    visit(handle)
+    return [*seen.values(), *(dict(vars(module)) for module in model.modules())]
+
+
+def find_changes(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
+    """The attributes that are new, gone, or another object."""
+    changes = []
+    for one, other in zip(before, after, strict=True):
+        changes += [name for name in one.keys() | other.keys() if one.get(name, changes) is not other.get(name, changes)]
+    return changes
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_forward_writes_nothing_on_handle_or_model(kind: str) -> None:
+    for cases in CASES[kind]():
+        owners = {id(handle): handle for _, handle, _ in cases}
+        models = {key: model_of(handle) for key, handle in owners.items()}
+        for case in cases:
+            run(case)  # transformers installs hooks in the first forward of a model, with a plan or without
+        before = {key: (state_of(handle, models[key]), snapshot(models[key])) for key, handle in owners.items()}
+        assert all(len(state) > 5 for state, _ in before.values())
+        for case in cases:
+            run(case)
+        for key, handle in owners.items():
+            assert not find_changes(before[key][0], state_of(handle, models[key]))
+            assert_untouched(models[key], before[key][1])
+
+
+def model_of(handle: Handle) -> nn.Module:
+    """The model that a handle is attached to."""
+    if handle._decoder is not None:
+        return handle._decoder.vlm.model
+    assert handle._open_tower is not None
+    return handle._open_tower.entries[0].owner
+
+
+# --- calls inside calls, calls that fail --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plan", [MERGING, PLANS["timm"]])
+def test_a_model_called_inside_its_own_hook(tower: nn.Module, plan: str) -> None:
+    """The inner call is a call of its own, wherever the hook is; the outer one continues unchanged."""
+    outer, inner = images(2, 2), images(3, 3)
     with torch.inference_mode(), tokensieve.apply(tower, plan) as handle:
-        with handle.call(samples=torch.arange(len(outer))):
-            alone, ledger = encode_image(tower, outer), handle.ledger
-        with handle.call(samples=torch.arange(len(inner))):
-            alone_inside = encode_image(tower, inner)
-        for module in [module for module in tower.modules() if isinstance(module, nn.LayerNorm)]:
-            seen: list[Tensor] = []
 
-            def hook(*_: Any, seen: list[Tensor] = seen) -> None:
-                if not seen:
-                    seen.append(torch.empty(0))
-                    with handle.call(samples=torch.arange(len(inner))):
-                        seen.append(encode_image(tower, inner))
+        def encode(x: Tensor) -> tuple[Any, ...]:
+            with handle.call(samples=torch.arange(len(x))):
+                return encode_image(tower, x), handle.ledger, handle.kept
+
+        alone, alone_inside = encode(outer), encode(inner)
+        called = 0
+        for module in [module for module in tower.modules() if isinstance(module, nn.LayerNorm)]:
+            results: list[Any] = []
+
+            def hook(*_: Any, results: list[Any] = results) -> None:
+                if not results:
+                    results.append(None)  # the inner call runs the hook too
+                    results[0] = encode(inner)
 
             mark = module.register_forward_hook(hook)
             try:
-                with handle.call(samples=torch.arange(len(outer))):
-                    got = encode_image(tower, outer)
+                assert same(encode(outer), alone)
             finally:
                 mark.remove()
-            assert torch.equal(got, alone) and handle.ledger == ledger
-            assert not seen or torch.equal(seen[1], alone_inside)
+            called += len(results)
+            assert all(same(result, alone_inside) for result in results)
+        assert called >= 8
 
 
-def test_a_vision_language_model_called_inside_of_its_own_hook() -> None:
+@pytest.mark.parametrize("ask", ["forward", "generate"])
+def test_a_vision_language_model_called_inside_its_own_hook(ask: str) -> None:
     model, outer, inner = vlm_models.llava(), vlm_models.prompts((1, 2), (5, 3)), vlm_models.prompts((1,), (7,), seed=1)
-    plan = "anchor@out:10(k=4,rest=merge) + random@llm.2:50%"
-    with torch.inference_mode(), tokensieve.apply(model, plan) as handle:
+    with torch.inference_mode(), tokensieve.apply(model, VLM_PLAN) as handle:
 
-        def ask(inputs: Any) -> Tensor:
+        def answer(inputs: Any, ask: str) -> tuple[Tensor, Any]:
             with handle.call(samples=torch.arange(len(inputs["pixel_values"]))):
-                return model.generate(**inputs, max_new_tokens=3, do_sample=False)
+                if ask == "forward":
+                    return model(**inputs).logits, handle.ledger
+                return model.generate(**inputs, max_new_tokens=3, do_sample=False), handle.ledger
 
-        alone, alone_inside = ask(outer), ask(inner)
+        alone = answer(outer, "generate")
+        alone_inside = answer(inner, ask)
         places = (model.model.vision_tower, model.model.multi_modal_projector, *model.model.language_model.layers[1:4])
         for module in places:
-            seen: list[Tensor] = []
+            results: list[Any] = []
 
-            def hook(*_: Any, seen: list[Tensor] = seen) -> None:
-                if not seen:
-                    seen.append(torch.empty(0))
-                    seen.append(ask(inner))
+            def hook(*_: Any, results: list[Any] = results) -> None:
+                if not results:
+                    results.append(None)
+                    results[0] = answer(inner, ask)
 
             mark = module.register_forward_hook(hook)
             try:
-                assert torch.equal(ask(outer), alone), type(module).__name__
+                assert same(answer(outer, "generate"), alone), type(module).__name__
             finally:
                 mark.remove()
-            assert torch.equal(seen[1], alone_inside)
+            assert same(results, [alone_inside])
+
+
+def fail(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
+def check_failing_call(handle: Handle, module: nn.Module, first: Callable[[], Any], second: Callable[[], Any]) -> None:
+    """A call that fails inside a module leaves no record, and the next call is right."""
+    with torch.inference_mode():
+        handle.restart()
+        second()
+        handle.restart()
+        expected = second(), handle.ledger, handle.kept
+        mark = module.register_forward_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            first()
+        mark.remove()
+        assert handle.ledger == [] and handle.stages == []
+        assert handle.kept is None and handle.groups is None and handle.reduction is None and handle.samples is None
+        handle.restart()
+        assert same((second(), handle.ledger, handle.kept), expected)
 
 
 def test_an_exception_half_way_leaves_no_trace(tower: nn.Module) -> None:
-    first, second = batches(2, 1)
-    with torch.inference_mode(), tokensieve.apply(tower, PLANS[0]) as handle:
-        expected = encode_image(tower, second)
+    with tokensieve.apply(tower, MERGING) as handle:
+        for module in [module for module in tower.modules() if isinstance(module, nn.LayerNorm)][-4:-1]:
+            check_failing_call(
+                handle, module, lambda: encode_image(tower, images(3, 1)), lambda: encode_image(tower, images(2, 2))
+            )
 
-        def fail(*_: Any) -> None:
+
+def test_an_exception_in_a_vision_language_model_leaves_no_trace() -> None:
+    model, first, second = vlm_models.llava(), vlm_models.prompts((1, 2), (5, 3)), vlm_models.prompts((1,), (7,), seed=1)
+    with tokensieve.apply(model, VLM_PLAN) as handle:
+        for module in (model.model.vision_tower, model.model.multi_modal_projector, model.model.language_model.layers[3]):
+            check_failing_call(
+                handle,
+                module,
+                lambda: model.generate(**first, max_new_tokens=2, do_sample=False),
+                lambda: model(**second).logits,
+            )
+
+
+def test_an_exception_in_a_re_identification_model_leaves_no_trace() -> None:
+    model = make_reid_model()
+    inputs = {"RGB": images(2, 0, (32, 16)), "TI": images(2, 1, (32, 16)), "cameras": torch.tensor([1, 2])}
+    with tokensieve.apply(model, "anchor@1:4(k=2)") as handle:
+        norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+        check_failing_call(handle, norms[-2], lambda: model.encode(inputs), lambda: model.encode(inputs))
+
+
+def test_an_exception_in_one_thread_does_not_disturb_others(frequent_switches: None) -> None:
+    model = make_tower("timm")
+    norm = [module for module in model.modules() if isinstance(module, nn.LayerNorm)][3]
+    failing: set[int] = set()
+
+    def fail_in_some(*_: Any) -> None:
+        if threading.get_ident() in failing:
             raise ZeroDivisionError
 
-        mark = [module for module in tower.modules() if isinstance(module, nn.LayerNorm)][-2].register_forward_hook(fail)
-        with pytest.raises(ZeroDivisionError):
-            encode_image(tower, first)
-        mark.remove()
-        assert handle.ledger == [] and handle.kept is None
-        assert torch.equal(encode_image(tower, second), expected)
+    norm.register_forward_hook(fail_in_some)
+    with torch.inference_mode(), tokensieve.apply(model, MERGING) as handle:
+        expected = model(images(2, 0)), handle.ledger
+
+        def work(number: int) -> list[bool]:
+            results = []
+            with torch.inference_mode():
+                for turn in range(10):
+                    if number % 2 and turn % 2:
+                        failing.add(threading.get_ident())
+                        with pytest.raises(ZeroDivisionError):
+                            model(images(2, 0))
+                        failing.discard(threading.get_ident())
+                        results.append(handle.ledger == [])
+                    else:
+                        results.append(same((model(images(2, 0)), handle.ledger), expected))
+            return results
+
+        assert all(map(all, in_threads(work)))
+
+
+# --- modes, tasks, options ----------------------------------------------------------------------------------------
+
+
+def test_inference_mode_and_gradients_in_turn(tower: nn.Module) -> None:
+    """A call under torch.inference_mode leaves nothing behind that a call with gradients would use."""
+    x = images(2, 0)
+    with tokensieve.apply(tower, MERGING) as handle:
+        with torch.inference_mode():
+            expected = encode_image(tower, x)
+            assert expected.is_inference() and handle.kept is not None
+        trained = encode_image(tower, x)
+        trained.sum().backward()
+        assert_near(trained.detach(), expected.clone())  # not bit-equal: nn.MultiheadAttention has a fast path for inference
+        assert any(parameter.grad is not None for parameter in tower.parameters())
 
 
 def test_tasks_of_asyncio_have_their_own_samples(tower: nn.Module) -> None:
-    images = batches(1, 2)[0]
-
+    x = images(3, 2)
     with tokensieve.apply(tower, "random@2:8") as handle:
 
-        async def one(first: int) -> Tensor:
-            with handle.call(samples=torch.arange(first, first + len(images))):
+        async def encode(first: int) -> tuple[Tensor, Any]:
+            with handle.call(samples=torch.arange(first, first + len(x))):
                 await asyncio.sleep(0)
                 with torch.inference_mode():
-                    return encode_image(tower, images)
+                    return encode_image(tower, x), handle.kept
 
-        async def several() -> list[Tensor]:
-            return list(await asyncio.gather(*(one(100 * number) for number in range(4))))
+        async def in_thread(first: int) -> tuple[Tensor, Any]:
+            """The options of a task hold in the threads that it starts, too."""
+            with handle.call(samples=torch.arange(first, first + len(x))):
+                await asyncio.sleep(0)
+                return await asyncio.to_thread(in_inference_mode)
 
-        together = asyncio.run(several())
-        alone = [asyncio.run(one(100 * number)) for number in range(4)]
-    assert same(together, alone)
-    assert not torch.equal(together[0], together[1])  # the choices are random
+        @torch.inference_mode()
+        def in_inference_mode() -> tuple[Tensor, Any]:
+            return encode_image(tower, x), handle.kept
 
+        async def all_at_once(work: Callable[[int], Any]) -> list[Any]:
+            return list(await asyncio.gather(*(work(100 * number) for number in range(4))))
 
-def test_one_plan_at_a_time(tower: nn.Module) -> None:
-    """Of several threads that put a plan on a model, one succeeds; the others are refused, and nothing is left behind."""
-    stock = {name: value.__dict__.copy() for name, value in tower.named_modules()}
-
-    def work(number: int) -> Any:
-        try:
-            return tokensieve.apply(tower, PLANS[number % 2])
-        except UserError as error:
-            return error
-
-    results = in_threads(work)
-    handles = [result for result in results if not isinstance(result, UserError)]
-    assert len(handles) == 1 and all("another plan is on" in str(r) for r in results if isinstance(r, UserError))
-    handles[0].remove()
-    assert all(value.__dict__.keys() == stock[name].keys() for name, value in tower.named_modules())
+        alone = [asyncio.run(encode(100 * number)) for number in range(4)]
+        assert same(asyncio.run(all_at_once(encode)), alone)
+        assert same(asyncio.run(all_at_once(in_thread)), alone)
+    assert not torch.equal(alone[0][1], alone[1][1])  # the choices are random
 
 
-def test_numbers_of_samples_belong_to_a_call(tower: nn.Module) -> None:
-    with tokensieve.apply(tower, "random@2:8") as handle, pytest.raises(UserError, match="handle.call"):
+def test_sample_indices_belong_to_a_call(tower: nn.Module) -> None:
+    with tokensieve.apply(tower, "random@2:8") as handle, pytest.raises(UserError, match=r"handle\.call"):
         handle.samples = torch.arange(3)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two nests of tensors and values are equal to the bit."""
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, (list, tuple)) and not hasattr(one, "tokens_in"):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
+# --- attach and remove --------------------------------------------------------------------------------------------
+
+
+def test_one_plan_at_a_time(tower: nn.Module, frequent_switches: None) -> None:
+    """Of several threads that attach a plan, one succeeds. The others get an error, and leave nothing behind."""
+    before = snapshot(tower)
+
+    def work(number: int) -> Any:
+        try:
+            return tokensieve.apply(tower, (MERGING, PLANS["timm"])[number % 2])
+        except UserError as error:
+            return error
+
+    for _ in range(5):
+        results = in_threads(work)
+        handles = [result for result in results if not isinstance(result, UserError)]
+        assert len(handles) == 1 and all("another plan is attached" in str(r) for r in results if isinstance(r, UserError))
+        handles[0].remove()
+        assert_untouched(tower, before)
+
+
+def test_one_handle_attached_and_removed_by_several_threads(tower: nn.Module, frequent_switches: None) -> None:
+    before = snapshot(tower)
+    handle = tokensieve.apply(tower, MERGING)
+    expected = encode_image(tower, images(1, 0))
+    in_threads(lambda number: [handle.attach() if number % 2 else handle.remove() for _ in range(5)])
+    handle.attach()
+    assert torch.equal(encode_image(tower, images(1, 0)), expected)
+    handle.remove()
+    assert not handle.is_attached
+    assert_untouched(tower, before)
+
+
+def test_one_plan_at_a_time_on_other_models() -> None:
+    vlm, reid = vlm_models.llava(), make_reid_model()
+    for model, plans in ((vlm, ("random@llm.1:8", "random@2:8")), (reid, ("random@1:4", "random@out:4"))):
+        for first, second in (plans, plans[::-1]):
+            with tokensieve.apply(model, first), pytest.raises(UserError, match="another plan is attached"):
+                tokensieve.apply(model, second)
+
+
+def test_threads_of_a_pruned_encoder_take_turns(frequent_switches: None) -> None:
+    encoder = tokensieve.PrunedVisionEncoder(make_tower("open_clip"), k_anchors=2, top_m=6)
+    alone = encoder(images(2, 0)).detach(), encoder.ledger
+    results = in_threads(lambda number: [(encoder(images(2, 0)).detach(), encoder.ledger) for _ in range(3)])
+    assert same(results, [[alone] * 3] * THREADS)

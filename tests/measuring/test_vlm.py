@@ -1,4 +1,4 @@
-"""vlm_bench: phases are told apart, FLOPs are those counted by hand, the model is left as it was, break-even is measured."""
+"""bench of a vision-language model: phases are separate, FLOPs are those counted by hand, the model is left as it was."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import torch
 import tokensieve
 from tests.support import vlm_models
 from tokensieve import UserError, cli
-from tokensieve.measuring import break_even, generation, phases, vision
+from tokensieve.measuring import break_even, generation, phases, rounds, vision
 from tokensieve.measuring.flops import gflops, gflops_within
 from tokensieve.methods.registry import get_method
 from tokensieve.models.registry import open_vlm
@@ -106,7 +106,7 @@ def test_a_clock_that_counts_calls_shows_which_phase_is_which(model):
 
 
 @pytest.mark.parametrize(
-    "seam", ["_get_image_features", "_run_inner", "_get_placeholder_mask", "_generate", "_run_decoder", "_start_pass"]
+    "seam", ["_get_image_features", "_run_inner", "_get_placeholder_mask", "_generate", "run_decoder", "_start_pass"]
 )
 def test_whatever_the_plan_adds_around_the_decoder_is_selection(model, seam):
     passed = []
@@ -116,7 +116,8 @@ def test_whatever_the_plan_adds_around_the_decoder_is_selection(model, seam):
 
     with tokensieve.apply(model, PLAN) as handle:
         pass
-    setattr(handle._decoder, seam, slow(getattr(handle._decoder, seam)))
+    owner = handle._decoder if hasattr(handle._decoder, seam) else handle._decoder.layers
+    setattr(owner, seam, slow(getattr(owner, seam)))
     with phases.Meter(open_vlm(model), handle, lambda: float(len(passed))) as meter:
         phases.generate_answer(model, generation.prompts(model, 1, 4), 2)()
     assert (meter.tower, meter.selection, meter.prefill) == (0, 100, 0)
@@ -181,7 +182,7 @@ def test_the_break_even_point_is_found_by_growing_images(model, monkeypatch):
 
     def measured(twin, inputs, plan, repeats, new_tokens, **given):
         size, n = len(inputs["input_ids"]), int((inputs["input_ids"] == vlm_models.IMAGE).sum(1)[0])
-        with torch.no_grad(), phases.fresh_handle(twin, plan, None) as handle:
+        with torch.no_grad(), rounds.detached_handle(twin, plan, None) as handle:
             twin(**inputs)
         seen.append((size, n, handle.ledger[-1].tokens_out))
         ratio = {1: {4: 1.1, 16: 0.9, 36: 1.2, 64: 1.3}, 2: dict.fromkeys((4, 16, 36, 64), 0.8)}[size][n]
@@ -209,11 +210,11 @@ def test_the_break_even_point_is_found_by_growing_images(model, monkeypatch):
 )
 def test_a_plan_in_shares_keeps_on_its_own_model_what_it_kept(model, plan, shares):
     def left(plan):
-        with torch.no_grad(), phases.fresh_handle(model, plan, None) as handle:
+        with torch.no_grad(), rounds.detached_handle(model, plan, None) as handle:
             model(**generation.prompts(model, 1, 4))
         return [row for row in handle.ledger if row.tokens_in > row.tokens_out]
 
-    made = generation.in_shares(open_vlm(model), phases.fresh_handle(model, plan, None))
+    made = generation.in_shares(open_vlm(model), rounds.detached_handle(model, plan, None))
     assert str(made) == shares and left(shares) == left(plan)
 
 
@@ -258,7 +259,7 @@ def test_the_command_measures_prints_and_writes(model, tmp_path, capsys, monkeyp
 
 
 def test_what_is_no_vlm_is_refused(tiny_clip):
-    with pytest.raises(UserError, match="no vision-language model"):
+    with pytest.raises(UserError, match="not a vision-language model"):
         generation.measure(tiny_clip.make()[0], {"input_ids": torch.zeros(1, 1)}, PLAN)
 
 

@@ -1,4 +1,4 @@
-"""apply(model, plan): the stock model runs on fewer tokens until the handle is removed."""
+"""apply(model, plan): the model runs on fewer tokens until the handle is removed."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ from tokensieve.plan import Plan, as_plan
 if TYPE_CHECKING:
     from tokensieve.drawing.sheet import Picture
 
-_attaching = threading.RLock()  # one plan is put on or taken off at a time
+_attaching = threading.RLock()  # held while a plan is attached or removed
 
 
 class Handle:
-    """A plan on a model, as `apply` returns it: a context manager, and a record of the last forward pass.
+    """A plan attached to a model: a context manager, and a record of the last forward pass. Returned by `apply`.
 
     The model is changed in place while the handle is attached. `remove()`, or the end of the `with` block, restores it
     exactly. `ledger`, `kept`, `groups`, `stages` and `reduction` describe the last forward pass of the calling thread; they
-    are empty before the first pass and after one that failed. Several threads may run the model at the same time.
+    are empty before the first pass and after one that failed.
+
+    Several threads may call the model at the same time, and a model may be called inside one of its own hooks: no state of
+    a call is stored on the handle or the model. Attach and remove a plan while no other thread runs the model.
 
     Example:
         >>> with tokensieve.apply(model, "anchor@6(k=10,m=50)") as handle:
@@ -57,7 +60,7 @@ class Handle:
         check_finite: bool = True,
     ) -> None:
         self.plan = plan
-        self.parts: dict[str, nn.Module] = dict(parts.items()) if parts else {}  # by the name of their method
+        self.parts: dict[str, nn.Module] = dict(parts.items()) if parts else {}  # by method name
         self._calls = Calls(dict(context or {}))
         self._chooser = Chooser(self.parts, check_finite)
         self._undo: list[Undo] = []
@@ -68,7 +71,7 @@ class Handle:
             self._open(model, seed)
 
     def _open(self, model: nn.Module, seed: int) -> None:
-        """Finds the positions of the plan in the model."""
+        """Opens the model and finds the positions of the plan in it."""
         vlm = open_vlm(model)
         tower = open_tower(model) if vlm is None else vlm.tower
         cuts = place_plan(self.plan, tower, seed, None if vlm is None else vlm.decoder.depth, self.parts)
@@ -100,26 +103,26 @@ class Handle:
                 'the decoder. Use attn_implementation="sdpa" to weight merged tokens by size'
             )
         if cuts[-1].step.rest == "zero":
-            raise UserError(f"{cuts[-1].step}: rest=zero would have the decoder read empty tokens; use rest=drop")
+            raise UserError(f"{cuts[-1].step}: with rest=zero the decoder would read empty tokens; use rest=drop")
         self._decoder = DecoderCuts(vlm, layers, self._tower, self._chooser, self._calls, str(self.plan))
 
     def _question(self, call: Any, images: int, tokens: int) -> Any:
         return None if self._decoder is None else self._decoder.question_about(call, images, tokens)
 
-    # --- on and off ---------------------------------------------------------------------------------------------
+    # --- attach and remove --------------------------------------------------------------------------------------
 
     @property
     def is_attached(self) -> bool:
-        """Whether the plan is on the model."""
+        """Whether the plan is attached to the model."""
         return bool(self._undo)
 
     def attach(self) -> Handle:
-        """Puts the plan on the model. Where it is on already, nothing changes; another plan on the model is an error."""
+        """Attaches the plan to the model. Does nothing if it is attached; raises a UserError if another plan is."""
         with _attaching:
             if self._undo or self.plan.is_identity:
                 return self
             if any(cuts is not None and cuts.has_plan for cuts in (self._tower, self._decoder)):
-                raise UserError("another plan is on this model already; remove() its handle first")
+                raise UserError("another plan is attached to this model; remove() its handle first")
             undo: list[Undo] = []
             try:
                 undo += self._tower.attach() if self._tower is not None else []
@@ -131,7 +134,7 @@ class Handle:
         return self
 
     def remove(self) -> None:
-        """Takes the plan off. The model is what it was, to the bit."""
+        """Removes the plan from the model. The model is then exactly as before."""
         with _attaching:
             _undo_all(self._undo)
 
@@ -142,27 +145,31 @@ class Handle:
         self.remove()
 
     def call(self, *, samples: Tensor | None = None, context: Mapping[str, Any] | None = None) -> AbstractContextManager[None]:
-        """Has the model's calls inside of the `with` block made with these options, in this thread (or asyncio task) only.
+        """Sets options for the calls of the model inside the `with` block, in this thread or asyncio task only.
 
         Args:
-            samples: (B,), the number of each sample of the batch within the run. Random choices depend on it, not on
-                batches. Without it, samples are counted as they come, by each thread from 0.
+            samples: (B,), the index of each sample of the batch within the run. Random choices depend on it and not on
+                how samples are batched. By default each thread counts its samples from 0.
             context: more entries of `view.context` for methods that need them, such as {"question": mask}.
+
+        Example:
+            >>> with handle.call(samples=torch.arange(64, 128)):
+            ...     features = model.encode_image(images)
         """
         return self._calls.options(CallOptions(samples, context))
 
     @property
     def samples(self) -> Tensor | None:
-        """The number of each image of the last pass within the run, (B,); `call` sets them."""
+        """The index of each image of the last pass within the run, (B,). Set with `call`."""
         return None if self._pass is None else self._pass.samples
 
     @samples.setter
     def samples(self, samples: Tensor | None) -> None:
-        raise UserError("the numbers of samples belong to a call: with handle.call(samples=...): model(...)")
+        raise UserError("sample indices are set for a call: with handle.call(samples=...): model(...)")
 
     @property
     def observer(self) -> Observer | None:
-        """What watches the work that the plan adds, for measuring; None: nothing does."""
+        """Measures the work that the plan adds; None: nothing is measured."""
         return self._chooser.observer
 
     @observer.setter
@@ -170,19 +177,19 @@ class Handle:
         self._chooser.observer = observer
 
     def restart(self) -> None:
-        """Forgets the last pass of this thread, and counts its samples from 0 again."""
+        """Clears the record of this thread's last pass, and counts its samples from 0 again."""
         self._calls.forget()
 
-    # --- what the last forward pass did -------------------------------------------------------------------------
+    # --- the last forward pass ----------------------------------------------------------------------------------
 
     @property
     def _pass(self) -> Pass | None:
-        call = self._calls.latest
+        call = self._calls.recorded
         return None if call is None else call.tower
 
     @property
     def notes(self) -> list[str]:
-        """What the plan does not do on this model, or did not do with the images so far."""
+        """What the plan does not do on this model, or has not done with the images so far."""
         return self._chooser.notes.to_list()
 
     @property
@@ -194,7 +201,7 @@ class Handle:
     def reduction(self) -> Reduction | None:
         """All cuts as one reduction of the original patches.
 
-        None if nothing was cut, if patch dropout (in training) left an incomplete raster, or if images had different numbers
+        None if nothing was cut, if patch dropout (in training) left an incomplete grid, or if images had different numbers
         of tokens.
         """
         state = self._pass
@@ -209,30 +216,30 @@ class Handle:
 
     @property
     def soft(self) -> list[tuple[str, Reduction]]:
-        """Every cut in which nothing was dropped yet: its position, and the probabilities of staying."""
+        """Every cut with a soft mask: its position, and the reduction with the keep probabilities."""
         return list(self._pass.soft) if self._pass else []
 
     @property
     def kept(self) -> Tensor | None:
-        """Raster indices of the surviving patches, (B, K); of merged tokens, their representatives."""
+        """Raster indices of the kept patches, (B, K); of merged tokens, their representatives."""
         total = self.reduction
         return None if total is None else total.index
 
     @property
     def groups(self) -> Tensor | None:
-        """The output token each patch went to, (B, N); -1 where it was dropped."""
+        """The output token of each patch, (B, N); -1 where it was dropped."""
         total = self.reduction
         return None if total is None else total.groups
 
     @property
     def grid(self) -> tuple[int, int] | None:
-        """(h, w) of the patches; before any pass the configured one; None if there is none or not one for all images."""
+        """(h, w) of the patches; before any pass the configured one; None if unknown or different between images."""
         return self._pass.grid if self._pass else self._open_tower.grid if self._open_tower else None
 
     def picture(
         self, image: Any, batch_index: int = 0, transform: Callable[[Any], Any] | None = None, name: str = ""
     ) -> Picture:
-        """What the plan did to an image of the last batch, as a matplotlib figure; see `drawing.sheet.picture`."""
+        """Draws what the plan did to an image of the last batch, as a matplotlib figure; see `drawing.sheet.picture`."""
         from tokensieve.drawing import sheet
 
         return sheet.picture(self, image, batch_index, transform, name)
@@ -252,25 +259,27 @@ def apply(
     weights: Weights = None,
     check_finite: bool = True,
 ) -> Handle:
-    """Puts a plan on a model, in place, until `handle.remove()` or the end of `with apply(...)`.
+    """Attaches a plan to a model, in place, until `handle.remove()` or the end of `with apply(...)`.
 
-    Whether the plan fits the model is checked here, before any image: a layer that does not exist, a method that needs what
-    the tower does not have, a budget that leaves nothing. Weights, state_dict keys and the model's own API stay the same.
+    Whether the plan fits the model is checked here, before any image: the layers exist, the tower has what the methods
+    need, and every budget leaves tokens. Weights, state_dict keys and the model's own API stay the same. A model has one
+    plan at a time.
 
     Args:
         model: an open_clip, Hugging Face or timm vision model, a vision-language model, or a re-identification model.
         plan: for example "anchor@6(k=10,m=50,alpha=0.5)", or "none".
-        seed: of random choices.
+        seed: seed of random choices.
         context: entries of `view.context` for methods that need them.
-        weights: the trained parts of methods: a file, a folder, an id on the Hub, several of them, or modules by the
-            method's name. Without it, those that ship for this model.
-        check_finite: raise an error where tokens or scores hold NaN or infinity. Skipped in compiled and exported graphs.
+        weights: the trained parts of methods: a file, a folder, a Hub id, a list of them, or modules by method name. By
+            default, those included for this model.
+        check_finite: raise an error if tokens or scores contain NaN or infinity. Compiled and exported graphs skip the
+            check.
 
     Returns:
-        The handle, attached to the model.
+        The attached handle.
 
     Raises:
-        UserError: the plan is not understood or does not fit the model, or another plan is on it.
+        UserError: the plan cannot be parsed or does not fit the model, or another plan is attached.
 
     Example:
         >>> with tokensieve.apply(model, "anchor@6:60(rest=merge)") as handle:

@@ -1,7 +1,7 @@
-"""The state of one forward pass, and of the calls under way in each thread.
+"""The state of one forward pass, and the calls under way in each thread.
 
-Nothing of a forward pass is stored on the handle or the model. A call of the model opens a `Call` for its thread and closes it
-at its end, so that calls in several threads, calls inside of hooks and calls that raise do not mix.
+No state of a forward pass is stored on the handle or the model. Each call of the model opens a `Call` in its thread and closes
+it at its end, so that calls in several threads, calls inside hooks and calls that raise do not mix.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokensieve.core import Reduction
+from tokensieve.cutting.decoder_state import DecoderCall
 from tokensieve.cutting.placement import Cut
 from tokensieve.models.patching import replace
 from tokensieve.models.tower import Entry, Layout, Undo
 from tokensieve.scoring import Attention
-
-if TYPE_CHECKING:
-    from tokensieve.cutting.decoder import DecoderCall
 
 
 @dataclass(frozen=True)
@@ -39,19 +37,19 @@ class Row:
 class Pass:
     """What a plan has done so far to the images of one forward pass."""
 
-    samples: Tensor  # (B,), the number of each image within the run
+    samples: Tensor  # (B,), the index of each image within the run
     grid: tuple[int, int] | None  # (h, w) of this batch; None: its images have different grids
-    has_full_grid: bool  # every patch of the raster arrived: no patch dropout
+    has_full_grid: bool  # all patches of the grid are there (no patch dropout)
     sizes: Tensor | None = None  # (B, N now)
     bias: Tensor | None = None  # (B, 1, 1, P + N now), log of the sizes
-    attention: Attention | None = None  # of the block that runs now, where it is needed
+    attention: Attention | None = None  # of the current block, where it is needed
     attention_index: Tensor | None = None  # (B, N now), patches of the attention that are left; None: all
     patch_index: Tensor | None = None  # (B, N now), patches of block 1's input that are left; None: all
     ledger: list[Row] = field(default_factory=list)
     stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that removed tokens
-    recorded_cuts: set[int] = field(default_factory=set)  # seeds of the decoder's cuts that are in the ledger
-    is_uneven: bool = False  # the images had different numbers of tokens in the decoder
-    soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut with probabilities instead of a choice
+    recorded_cuts: set[int] = field(default_factory=set)  # seeds of the decoder cuts that are in the ledger
+    is_uneven: bool = False  # images had different numbers of tokens in the decoder
+    soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut with a soft mask instead of a choice
 
     def current_attention(self) -> Attention | None:
         """The attention among the tokens that are left."""
@@ -60,10 +58,10 @@ class Pass:
         return self.attention.select(self.attention_index)
 
     def record_decoder_cut(self, cut: Cut, reduction: Reduction, images: Tensor) -> None:
-        """Adds a cut inside the decoder for these images (G,) to the ledger. Beams repeat images.
+        """Adds a cut in the decoder for these images (G,) to the ledger. Beams repeat images.
 
-        Where images differ in their number of tokens, the first group is recorded. A cut is recorded once, also when
-        generation without a cache runs it again.
+        If images differ in their number of tokens, only the first group is recorded. A cut is recorded once, also if
+        generation without a cache repeats it.
         """
         numbers: list[int] = images.tolist()
         first_rows = [numbers.index(number) for number in dict.fromkeys(numbers)]
@@ -82,17 +80,18 @@ class Pass:
 class Call:
     """One call of the model, from its start to its end."""
 
-    samples: Tensor | None = None  # (B,), numbers of the samples, where the caller gives them
-    context: Mapping[str, Any] = field(default_factory=dict)  # what methods see as view.context
+    decoder: DecoderCall  # of a vision-language model
+    samples: Tensor | None = None  # (B,), indices of the samples, if the caller sets them
+    context: Mapping[str, Any] = field(default_factory=dict)  # view.context of the methods
     layout: Layout | None = None  # of the batch
     tower: Pass | None = None  # None: the first block has not run
-    decoder: DecoderCall | None = None  # of a vision-language model
-    entered: set[tuple[int, str]] = field(default_factory=set)  # the entries that belong to this call and have begun
+    entered: set[tuple[int, str]] = field(default_factory=set)  # entries of this call that have started
+    running: set[tuple[int, str]] = field(default_factory=set)  # those that have not returned
 
 
 @dataclass(frozen=True)
 class CallOptions:
-    """What `handle.call(...)` sets for the calls inside of it."""
+    """The options that `handle.call(...)` sets for the calls inside its `with` block."""
 
     samples: Tensor | None
     context: Mapping[str, Any] | None
@@ -103,12 +102,13 @@ class _ThreadState:
 
     def __init__(self) -> None:
         self.current: Call | None = None  # the innermost call under way
-        self.last: Call | None = None  # the last call that ended; None where it failed
-        self.n_samples = 0  # samples so far, by which random choices do not depend on batches
+        self.last: Call | None = None  # the last call that ended; None if it failed
+        self.has_ended = True  # a call has ended since the current one began
+        self.n_samples = 0  # samples so far; random choices depend on their index, not on batches
 
 
 class _Threads(threading.local):
-    """A state for each thread. (torch.compile follows changes of an object held by a thread-local, not of the thread-local.)"""
+    """A state for each thread. (torch.compile tracks changes of an object in a thread-local, not of the thread-local.)"""
 
     def __init__(self) -> None:
         self.state = _ThreadState()
@@ -124,7 +124,7 @@ class Calls:
 
     @contextmanager
     def options(self, options: CallOptions) -> Iterator[None]:
-        """Has the calls inside of it made with these options, in this thread or task."""
+        """Sets the options of the calls inside the `with` block, in this thread or task."""
         token = self._options.set(options)
         try:
             yield
@@ -133,7 +133,7 @@ class Calls:
 
     @property
     def current(self) -> Call:
-        """The call under way. Where blocks are run without their model, a call that stays open."""
+        """The call under way. If blocks run without their model, the last call, or a new one that stays open."""
         state = self._threads.state
         if state.current is not None:
             return state.current
@@ -143,9 +143,15 @@ class Calls:
 
     @property
     def latest(self) -> Call | None:
-        """The call under way in this thread, or its last one; None where there is none or it failed."""
+        """The call under way in this thread, or its last one; None if there is none or it failed."""
         state = self._threads.state
         return state.current or state.last
+
+    @property
+    def recorded(self) -> Call | None:
+        """The last call of this thread that ended, None if it failed; the call under way if none has ended since it began."""
+        state = self._threads.state
+        return state.last if state.has_ended else state.current
 
     @property
     def is_open(self) -> bool:
@@ -153,47 +159,50 @@ class Calls:
         return self._threads.state.current is not None
 
     def new_call(self, context: Mapping[str, Any] | None = None) -> Call:
-        """A call with the options of this thread. context: what the model adds to it."""
+        """A call with the options of this thread. context: entries that the model adds."""
         options = self._options.get()
         samples = None if options is None else options.samples
-        given = self._context if options is None or options.context is None else {**self._context, **options.context}
-        return Call(samples=samples, context={**context, **given} if context else given)
+        users = self._context if options is None or options.context is None else {**self._context, **options.context}
+        return Call(DecoderCall(), samples=samples, context={**context, **users} if context else users)
 
     def run(self, call: Call, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a function as the call: it is the current one until the function returns, and then the last one."""
+        """Runs a function as this call: it is the current call until the function returns, and then the last one."""
         state = self._threads.state
         outer, state.last = state.current, None
-        state.current = call
+        state.current, state.has_ended = call, False
         try:
             out = function(*args, **kwargs)
         finally:
-            state.current = outer
+            state.current, state.has_ended = outer, True
         state.last = call
         return out
 
     def patch(self, entry: Entry) -> Undo:
-        """Has calls of a method of the model open a call, or belong to the one under way (see `Entry`)."""
+        """Replaces a method of the model, so that it opens a call or joins the one under way (see `Entry`)."""
         stock = getattr(entry.owner, entry.method)
-        key = (id(entry.owner), entry.method)
+        key, body = (id(entry.owner), entry.method), (id(entry.owner), entry.follows)
 
         def planned(*args: Any, **kwargs: Any) -> Any:
             state = self._threads.state
-            if entry.kind != "call" and state.current is not None and key not in state.current.entered:
-                state.current.entered.add(key)
-                return stock(*args, **kwargs)
-            if entry.kind == "head" and state.last is not None:
-                call = state.last
-            else:
+            call = state.current
+            joins = entry.kind != "call" and call is not None and key not in call.entered and body not in call.running
+            if not joins:
+                call = state.last if entry.kind == "head" else None
+            if call is None:
                 call = self.new_call(None if entry.context is None else entry.context(*args, **kwargs))
             call.entered.add(key)
-            return self.run(call, stock, *args, **kwargs)
+            call.running.add(key)
+            try:
+                return stock(*args, **kwargs) if joins else self.run(call, stock, *args, **kwargs)
+            finally:
+                call.running.discard(key)
 
         return replace(entry.owner, entry.method, planned)
 
     def number_samples(self, n: int, device: torch.device) -> Tensor:
-        """The numbers of the next n samples of this thread, (n,).
+        """The indices of the next n samples of this thread, (n,).
 
-        In a graph that is compiled or exported they are counted from 0 in each batch: a counter would be a constant of it.
+        In a compiled or exported graph they start at 0 in every batch, because a counter would become a constant of the graph.
         """
         if torch.compiler.is_compiling():
             return torch.arange(n, device=device)
@@ -202,5 +211,5 @@ class Calls:
         return torch.arange(first, state.n_samples, device=device)
 
     def forget(self) -> None:
-        """Starts this thread anew: no last call, samples are numbered from 0."""
+        """Resets this thread: no last call, and the next sample has index 0."""
         self._threads.state = _ThreadState()

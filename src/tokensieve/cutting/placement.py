@@ -19,25 +19,26 @@ class Cut:
     """A step at one position of a given model."""
 
     step: Step
-    layer: int  # blocks that have run; for part attn the block inside which, for llm the decoder layer before which it stands
+    layer: int  # number of blocks before it; for part "attn" the block it is inside, for "llm" the decoder layer it precedes
     part: str  # "block", "attn", "out" or "llm"
     seed: int
     budget: Budget
 
     @property
     def name(self) -> str:
+        """The position in the ledger: "6", "6.attn", "out" or "llm.10"."""
         return position_name(self.layer, self.part)
 
 
 def position_name(layer: int, part: str) -> str:
-    """What the ledger and the methods call a position."""
+    """The name of a position in the ledger and in `view.place`."""
     return {"block": f"{layer}", "attn": f"{layer}.attn", "out": "out", "llm": f"llm.{layer}"}[part]
 
 
 def place_plan(
     plan: Plan, tower: Tower | None, seed: int, decoder: int | None = None, parts: Mapping[str, nn.Module] | None = None
 ) -> list[Cut]:
-    """The plan's cuts in the order in which an image meets them: in the tower, then in a decoder of so many layers."""
+    """The cuts of a plan in the order of execution: in the tower, then in the decoder. decoder: its number of layers."""
     cuts: list[Cut] = []
     for step in plan.steps:
         depth = tower.depth if tower is not None else 0
@@ -61,24 +62,24 @@ def place_plan(
     return cuts
 
 
-def _resolve_budget(step: Step, place: str, part: Any) -> Budget:
-    """How many tokens go on: what the plan says, or the method's options, or what its part was trained for."""
-    places = part.places() if hasattr(part, "places") else None
-    if places is not None and place not in places:
-        known = ", ".join(f"@{name}" for name in places)
-        raise UserError(f"{step}: these weights of {step.method.name} were not trained for @{place}; they were for {known}")
+def _resolve_budget(step: Step, position: str, part: Any) -> Budget:
+    """The budget of the plan, or of the method's options, or that the trained part was made for."""
+    trained = part.places() if hasattr(part, "places") else None
+    if trained is not None and position not in trained:
+        positions = ", ".join(f"@{name}" for name in trained)
+        raise UserError(f"{step}: these weights of {step.method.name} were trained for {positions}, not for @{position}")
     if step.budget is not None or step.method.budget is not None:
         return step.resolved_budget()
-    keep = part.budget(place) if hasattr(part, "budget") else None
+    keep = part.budget(position) if hasattr(part, "budget") else None
     if keep is None:
-        raise UserError(f"{step}: how many tokens? Write for example {step.method.name}@{place}:50%")
+        raise UserError(f"{step}: how many tokens? Write for example {step.method.name}@{position}:50%")
     return Budget("keep", Fraction(keep))
 
 
 def _resolve_decoder_positions(step: Step, decoder: int | None, depth: int) -> list[tuple[int, str]]:
     if decoder is None:
         raise UserError(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
-    places = []
+    positions = []
     for layer in step.where.layers:
         counted = layer if layer >= 0 else decoder + layer
         if not 0 <= counted < decoder:
@@ -86,23 +87,23 @@ def _resolve_decoder_positions(step: Step, decoder: int | None, depth: int) -> l
                 f"{step}: no layer {layer} in a decoder of {decoder} layers; allowed are llm.0 to llm.{decoder - 1}, "
                 f"or -1 (the last) down to {-decoder}"
             )
-        places.append((counted, "llm"))
-    return places
+        positions.append((counted, "llm"))
+    return positions
 
 
 def position_names(step: Step, tower: Tower) -> list[str]:
-    """What the ledger calls the places of a step in a tower."""
+    """The names of the positions of a step in a tower."""
     return [position_name(layer, part) for layer, part in _resolve_positions(step, tower.depth)]
 
 
 def _resolve_positions(step: Step, depth: int) -> list[tuple[int, str]]:
     where = step.where
     if not depth:
-        return [(0, "out" if where.part in ("out", "half") else where.part)]  # a tower that cannot be cut: told by the handle
+        return [(0, "out" if where.part in ("out", "half") else where.part)]  # the handle refuses a tower without blocks
     if where.part in ("out", "half"):
         return [(depth, "out")] if where.part == "out" else [(max(1, depth // 2), "block")]
     lowest = 1 if where.part == "attn" else 0
-    places: list[tuple[int, str]] = []
+    positions: list[tuple[int, str]] = []
     for layer in where.layers or range(1, depth + 1):
         counted = layer if layer >= 0 else depth + 1 + layer
         if not lowest <= counted <= depth:
@@ -110,19 +111,19 @@ def _resolve_positions(step: Step, depth: int) -> list[tuple[int, str]]:
                 f"{step}: no layer {layer} in a tower of {depth} blocks; allowed are {lowest} to {depth}, "
                 f"or -1 (after the last) down to {lowest - depth - 1}"
             )
-        places.append((counted, where.part))
-    return places
+        positions.append((counted, where.part))
+    return positions
 
 
 def all_kept_note(cut: Cut, n: int) -> str:
-    """What to say where a cut cuts nothing of n tokens."""
+    """The note for a cut that keeps all of n tokens."""
     budget = cut.budget
-    asked = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
-    return f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {asked}: everything is kept"
+    requested = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
+    return f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {requested}: everything is kept"
 
 
 def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> list[str]:
-    """Walks the token counts through the plan: an error where nothing would be left, notes where nothing is cut."""
+    """Computes the token counts of the plan: an error where no token would be left, notes where no token is removed."""
     notes, n = [], tower.grid[0] * tower.grid[1]
     for cut in cuts:
         keep = cut.budget.count(n)

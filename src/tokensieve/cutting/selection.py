@@ -1,13 +1,14 @@
-"""Selection and pruning under the names that users of the CLIP benchmark know (S1, S2).
+"""Token selection and pruning in the tower as plain functions, under the names that users of the CLIP benchmark expect.
 
-tokens are (B, 1 + N, D) with CLS first; indices count patches, so CLS has none. attention is the model's own: the block
-whose *input* the tokens are (an open_clip block, or an nn.MultiheadAttention), or a scoring.Attention, which may have been
-taken at the input of the block that gave the tokens: then this is what the plan anchor@L does.
+tokens are (B, 1 + N, D) with CLS first; indices count patches, without CLS. attention is the attention of the model: the block
+whose *input* the tokens are (an open_clip block, or an nn.MultiheadAttention), or a scoring.Attention. With a scoring.Attention
+from the input of the block that returned the tokens, the result is that of the plan anchor@L.
 To select inside a model, `tokensieve.apply(model, "anchor@6(k=10,m=50)")` is simpler.
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
 from functools import partial
 from typing import Any
@@ -23,19 +24,24 @@ from tokensieve.errors import PlanWarning, UserError
 from tokensieve.methods import anchor as _anchor
 from tokensieve.methods.registry import get_method
 from tokensieve.models.features import encode_image
+from tokensieve.models.open_clip import OpenBlock
+from tokensieve.models.patching import PerThread
+from tokensieve.models.pooling import split_heads
 from tokensieve.plan import Plan, Where, make_step
 from tokensieve.scoring import Attention, top
+
+_pruning = threading.RLock()  # one PrunedVisionEncoder at a time has its plan on its tower
 
 
 def select_anchor_tokens(tokens: Tensor, k: int = 10, *, attention: Attention | nn.Module) -> Tensor:
     """The k patches that CLS attends to most: (B, 1+N, D) -> (B, k) in raster order."""
-    _check(k=k)
-    return top(_resolve(attention, tokens).cls_row(), min(k, tokens.shape[1] - 1))
+    _check_options(k=k)
+    return top(_attention_of(attention, tokens).cls_row(), min(k, tokens.shape[1] - 1))
 
 
 def compute_importance_scores(tokens: Tensor, anchors: Tensor, *, attention: Attention | nn.Module) -> Tensor:
     """I: mean attention of each patch to the anchors, as in the whole softmax: (B, N)."""
-    return _anchor.importance(_resolve(attention, tokens), anchors)
+    return _anchor.importance(_attention_of(attention, tokens), anchors)
 
 
 def compute_diversity_scores(tokens: Tensor, anchors: Tensor) -> Tensor:
@@ -65,11 +71,11 @@ def apply_token_selection(
     attention: Attention | nn.Module | None = None,
     normalize: str = "minmax",
 ) -> Tensor:
-    """CLS, the anchors and the m best others stay in place, every other position is 0; the length stays.
+    """CLS, the anchors and the m best others stay in place; every other position becomes 0, so the length stays the same.
 
     A pooled input (B, D) is returned as it is.
     """
-    _check(k=k, m=m, alpha=alpha, normalize=normalize)
+    _check_options(k=k, m=m, alpha=alpha, normalize=normalize)
     if features.dim() == 2:
         return features
     if attention is None:
@@ -84,14 +90,14 @@ def apply_token_selection(
 def pruning_plan(
     k_anchors: int = 10, top_m: int = 50, alpha: float = 0.5, prune_layer: int | None = None, rest: str = "drop"
 ) -> Plan:
-    """S2's flags as a plan; without prune_layer after half the depth."""
+    """Pruning in the tower as a plan: by default after half of the blocks."""
     where = None if prune_layer is None else Where("block", (prune_layer,))
-    given = {"k": k_anchors, "m": top_m, "alpha": alpha} | ({} if rest == "drop" else {"rest": rest})
-    return Plan((make_step(get_method("anchor"), where, None, given),))
+    options = {"k": k_anchors, "m": top_m, "alpha": alpha} | ({} if rest == "drop" else {"rest": rest})
+    return Plan((make_step(get_method("anchor"), where, None, options),))
 
 
 def selection_plan(k: int = 10, m: int = 50, alpha: float = 0.5) -> Plan:
-    """S1's flags as a plan: at the tower's output, zeros where nothing was selected."""
+    """Token selection at the output of the tower as a plan: tokens that are not selected become zeros."""
     return Plan((make_step(get_method("anchor"), Where("out"), None, {"k": k, "m": m, "alpha": alpha, "rest": "zero"}),))
 
 
@@ -108,7 +114,11 @@ def apply_pruning_to_model(
 
 
 class PrunedVisionEncoder(nn.Module):
-    """A CLIP's vision tower that prunes; the tower itself stays as it was outside of this module's forward."""
+    """The vision tower of a CLIP with pruning. Outside of this module's forward the tower is unchanged.
+
+    The plan is on the tower during forward only, so threads that share a tower wait for each other. With
+    `tokensieve.apply` they run at the same time.
+    """
 
     def __init__(
         self,
@@ -122,44 +132,48 @@ class PrunedVisionEncoder(nn.Module):
         super().__init__()
         self.visual: Any = getattr(model, "visual", model)
         self.plan = str(pruning_plan(k_anchors, top_m, alpha, prune_layer, rest))
-        self.ledger: list[Row] = []  # of the last batch
-        apply(self.visual, self.plan).remove()  # whether it fits is said now
+        self._ledger = PerThread()
+        apply(self.visual, self.plan).remove()  # raises here if the plan does not fit
+
+    @property
+    def ledger(self) -> list[Row]:
+        """Patch tokens in and out at each cut, in the last batch of this thread."""
+        return list(self._ledger.value or [])
 
     def forward(self, images: Tensor) -> Any:
-        """(B, 3, h, w) -> whatever the stock tower gives, (B, E) for a CLIP; a Hugging Face model's image feature."""
+        """(B, 3, h, w) -> the output of the stock tower, (B, E) for a CLIP; of a Hugging Face model, its image feature."""
         encode = partial(encode_image, self.visual) if hasattr(self.visual, "base_model_prefix") else self.visual
-        with Handle(self.visual, Plan.parse(self.plan)) as handle:
+        with _pruning, Handle(self.visual, Plan.parse(self.plan)) as handle:
             features = encode(images)
-        self.ledger = handle.ledger
+            self._ledger.value = handle.ledger
         return features
 
 
 def _select(tokens: Tensor, k: int, m: int, alpha: float, attention: Attention | nn.Module, normalize: str) -> Reduction:
-    _check(k=k, m=m, alpha=alpha, normalize=normalize)
+    _check_options(k=k, m=m, alpha=alpha, normalize=normalize)
     n = tokens.shape[1] - 1
     if k + m >= n:
         warnings.warn(f"k+m={k + m} is not below the {n} patches: everything is kept", PlanWarning, stacklevel=3)
-    view = View(tokens=tokens[:, 1:], prefix=tokens[:, :1], grid=None, attention=_resolve(attention, tokens))
+    view = View(tokens=tokens[:, 1:], prefix=tokens[:, :1], grid=None, attention=_attention_of(attention, tokens))
     options: dict[str, Any] = {"k": k, "m": m, "alpha": alpha, "normalize": normalize}
     return _anchor.anchor(view, min(k + m, n), **options)
 
 
-def _check(**given: Any) -> None:
-    make_step(get_method("anchor"), options=given)
+def _check_options(**options: Any) -> None:
+    make_step(get_method("anchor"), options=options)
 
 
-def _resolve(attention: Attention | nn.Module, tokens: Tensor) -> Attention:
+def _attention_of(attention: Attention | nn.Module, tokens: Tensor) -> Attention:
+    """The attention of a block or of an nn.MultiheadAttention for these input tokens."""
     if isinstance(attention, Attention):
         return attention
     if isinstance(attention, nn.MultiheadAttention):
         width = tokens.shape[-1]
         offset = attention.in_proj_bias
         both = F.linear(tokens, attention.in_proj_weight[: 2 * width], None if offset is None else offset[: 2 * width])
-        q, k = both.unflatten(2, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, 1+N, d) each
+        q, k = (split_heads(part, attention.num_heads) for part in both.chunk(2, dim=-1))  # (B, H, 1+N, d) each
         return Attention(q, k, prefix=1, scale=q.shape[-1] ** -0.5)
     if hasattr(attention, "attn") and hasattr(attention, "ln_1"):
-        from tokensieve.models.open_clip import OpenBlock
-
         return OpenBlock(attention, prefix=1).look(tokens)
     raise UserError(
         f"attention is a {type(attention).__name__}; pass a block of the model, an nn.MultiheadAttention or an Attention"

@@ -1,4 +1,4 @@
-"""A plan inside a vision tower: the forward of the blocks where tokens are cut, and of the head behind them."""
+"""A plan in a vision tower: the forward of blocks with cuts, of blocks behind a merge, and of the head."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tokensieve.errors import UserError
 from tokensieve.models.patching import is_patched, replace
 from tokensieve.models.tower import Block, Layout, Tower, Undo
 
-# What is asked about each of so many images, of so many patches each; None: there is no question.
-AskQuestion = Callable[[Call, int, int], Question | None]
+# call, number of images, patches of each image -> the question of each image; None: there is no question
+FindQuestion = Callable[[Call, int, int], Question | None]
 
 
 class TowerCuts:
     """The cuts of a plan in one tower."""
 
-    def __init__(self, tower: Tower, cuts: Sequence[Cut], chooser: Chooser, calls: Calls, question: AskQuestion) -> None:
+    def __init__(self, tower: Tower, cuts: Sequence[Cut], chooser: Chooser, calls: Calls, question: FindQuestion) -> None:
         self.tower, self.cuts, self.chooser, self.calls, self.question = tower, cuts, chooser, calls, question
-        self._tracks_sizes = False  # the pooling and the blocks are ready for sizes
+        self._tracks_sizes = False  # pooling and blocks take sizes into account; set by attach
 
     @property
     def has_plan(self) -> bool:
-        """Whether a plan is on the tower."""
+        """Whether a plan is attached to the tower."""
         modules = [*(block.module for block in self.tower.blocks), self.tower.head]
         return any(is_patched(module, "forward") for module in modules if module is not None)
 
     def attach(self) -> list[Undo]:
-        """Puts the cuts on the tower, to be undone by the list in reverse."""
+        """Attaches the cuts; running the returned functions in reverse order removes them."""
         undo: list[Undo] = []
         if not self.cuts:
             return undo
@@ -73,13 +73,13 @@ class TowerCuts:
     # --- inside the forward pass --------------------------------------------------------------------------------
 
     def _block_forward(self, block: Block, number: int, cuts: list[Cut], keeps_attention: bool) -> Callable[..., Tensor]:
-        """The block with its cuts. keeps_attention: its attention is needed behind it, where the tower's head is cut."""
+        """The forward of a block with its cuts. keeps_attention: a cut at the head of the tower needs its attention."""
         stock = block.module.forward
         before = [cut for cut in cuts if cut.layer == 0]
         inside = [cut for cut in cuts if cut.part == "attn"]
         after = [cut for cut in cuts if cut.layer == number and cut.part != "attn"]
         needs_attention = keeps_attention or bool(inside) or any("attention" in cut.step.method.needs for cut in after)
-        # With rest=zero alone the stock block runs too, so that the CLS feature stays the same to the bit.
+        # With rest=zero alone the stock block runs too, so that the CLS feature stays bit-identical.
         only_zeros = not inside and all(cut.step.rest == "zero" for cut in after)
 
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -109,12 +109,12 @@ class TowerCuts:
         return forward
 
     def _head_forward(self, cuts: list[Cut]) -> Callable[[Tensor], Tensor]:
-        """The head of a model that passes the tokens on once more behind the tower: (B, 1+N, E) -> (B, 1+K, E)."""
+        """The forward of the tower's head, which gets the projected tokens: (B, 1+N, E) -> (B, 1+K, E)."""
 
         def forward(x: Tensor) -> Tensor:
             call = self.calls.current
             if call.tower is None or not self.tower.blocks:
-                call.tower = self._new_pass(call, len(x), x.shape[1] - 1, x.device)
+                call.tower = self._new_pass(call, x.shape[0], x.shape[1] - 1, x.device)
             for cut in cuts:
                 x = self._cut(cut, x, call, call.tower)
             call.tower.attention = None
@@ -123,33 +123,33 @@ class TowerCuts:
         return forward
 
     def _begin(self, x: Tensor, call: Call) -> Tensor:
-        """Starts a pass for the tokens; returns them without padding."""
+        """Starts a pass; returns the tokens without padding."""
         self.tower.check()
         if call.layout is not None and call.layout.padded:
             x = x[:, : self.tower.prefix + call.layout.n]
-        call.tower = self._new_pass(call, len(x), x.shape[1] - self.tower.prefix, x.device)
+        call.tower = self._new_pass(call, x.shape[0], x.shape[1] - self.tower.prefix, x.device)
         return x
 
     def _new_pass(self, call: Call, rows: int, n: int, device: torch.device) -> Pass:
-        """A pass for so many images, of each of which n patches arrived."""
+        """A pass for this number of images with n patches each."""
         h, w = self.tower.grid
         layout = call.layout or Layout((h, w), h * w)
         return Pass(samples=self.sample_ids(call, rows, device), grid=layout.grid, has_full_grid=n == layout.n)
 
     def sample_ids(self, call: Call, rows: int, device: torch.device) -> Tensor:
-        """The number of each row of the batch within the run, (rows,)."""
+        """The index of each row of the batch within the run, (rows,)."""
         expand = self.tower.expand_sample_ids
         if call.samples is not None:
             return expand(call.samples.to(device), call.context)
-        each = len(expand(torch.zeros(1), call.context))  # a sample may have several images
+        each = expand(torch.zeros(1), call.context).shape[0]  # a sample may have several images
         return expand(self.calls.number_samples(rows // each, device), call.context)
 
     def _cut(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:
-        """Lets the step's method decide and carries the decision out: (B, P+N, D) -> (B, P+K, D)."""
+        """Applies the step's method to the tokens: (B, P+N, D) -> (B, P+K, D)."""
         with self.chooser.plan_work():
-            return self._carry_out(cut, x, call, state)
+            return self._reduce(cut, x, call, state)
 
-    def _carry_out(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:
+    def _reduce(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:
         at_head = self._is_at_head(cut)
         step, p = cut.step, 1 if at_head else self.tower.prefix
         prefix, tokens = x[:, :p], x[:, p:]
@@ -158,7 +158,7 @@ class TowerCuts:
         if keep == n:
             state.ledger.append(Row(cut.name, n, n))
             return x
-        with torch.autocast(x.device.type, enabled=False):  # it would round every product of the scores to 16 bits
+        with torch.autocast(x.device.type, enabled=False):  # scores need full precision
             view = View(
                 tokens=tokens,
                 prefix=prefix,
@@ -171,12 +171,12 @@ class TowerCuts:
                 part=self.chooser.part(step),
                 pooling=self.tower.pooling if not at_head else None,
                 place=cut.name,
-                question=self._question(cut, call, len(x), state),
+                question=self._question(cut, call, x.shape[0], state),
                 has_cls=at_head or self.tower.has_cls,
             )
             reduction = self.chooser.choose(cut, view, keep)
             if reduction.soft is not None:
-                raise UserError(f"{step}: a soft choice can stand in a decoder only, at @llm.L")
+                raise UserError(f"{step}: a soft mask works in a decoder only, at @llm.L")
             state.stages.append((cut.name, reduction))
             state.ledger.append(Row(cut.name, n, reduction.k))
             if step.rest == "zero":
@@ -186,7 +186,7 @@ class TowerCuts:
             state.sizes = reduction.sizes_after(state.sizes)
             if state.sizes is not None and not self._tracks_sizes:
                 raise UserError(
-                    f"{step}: train() was called with the plan on, which would lose gradients; call it before apply"
+                    f"{step}: train() was called while the plan was attached, which loses gradients; call it before apply"
                 )
             state.bias = None if state.sizes is None else F.pad(state.sizes.log(), (p, 0))[:, None, None]
             state.attention_index = _compose(state.attention_index, reduction.index)
@@ -201,5 +201,5 @@ class TowerCuts:
 
 
 def _compose(index: Tensor | None, chosen: Tensor) -> Tensor:
-    """Indices (B, N) of what is left, after chosen (B, K) of them were kept: (B, K). None: all were left."""
+    """Selects chosen (B, K) from the indices (B, N) of what is left: (B, K). None: everything is left."""
     return chosen if index is None else index.gather(1, chosen)

@@ -1,1 +1,1 @@
-"""TODO package."""
+"""Measuring what a plan costs and saves: FLOPs, times, memory, and which model families can be cut."""

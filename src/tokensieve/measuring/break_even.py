@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The break-even point of a plan: the number of vision tokens from which on it reads a prompt faster than the full model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from torch import nn
 from tokensieve.cutting.handle import Handle
 from tokensieve.errors import Uncuttable
 from tokensieve.measuring.generation import BATCHES, in_shares, measure, prompts
-from tokensieve.measuring.phases import SIDES, fresh_handle, open_model
+from tokensieve.measuring.phases import open_model
+from tokensieve.measuring.rounds import detached_handle
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan
+
+SIDES = (4, 7, 10, 14, 20, 24)  # patches per side
 
 
 def break_even(
@@ -28,16 +31,16 @@ def break_even(
     weights: Weights = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """From how many vision tokens on the plan reads a prompt faster than the full model does.
+    """The number of vision tokens from which on the plan reads a prompt faster than the full model.
 
-    Found by measuring, on models of the same shape with random weights whose images grow (sides: patches a side); one of them
-    at a time is in memory beside the model itself. The plan keeps the shares of tokens that it keeps on the model itself, and
-    its trained parts stay as they are.
+    Measured on models of the same shape with random weights and images of growing size (sides: patches per side). One of
+    them at a time is in memory beside the model. The plan keeps the same shares of tokens as on the model, and its trained
+    parts stay unchanged.
     """
     vlm = open_model(model)
     if vlm.family != "LLaVA":
-        raise Uncuttable(f"the break-even point is measured on LLaVA alone; {vlm.family} sizes its images by itself")
-    handle = plan if isinstance(plan, Handle) else fresh_handle(model, plan, weights)
+        raise Uncuttable(f"the break-even point is measured on LLaVA only; {vlm.family} chooses the size of its images")
+    handle = plan if isinstance(plan, Handle) else detached_handle(model, plan, weights)
     shares = in_shares(vlm, handle)
     rows = []
     for side in sides or SIDES:
@@ -65,29 +68,18 @@ def _twin(model: Any, side: int) -> Any:
     text.max_position_embeddings = max(text.max_position_embeddings, 2 * side**2)
     like = next(model.parameters())
     implementation = model.config._attn_implementation
-    with torch.random.fork_rng(devices=[]):  # the caller's draws stay what they would have been
+    with torch.random.fork_rng(devices=[]):  # leaves the state of the caller's generator
         torch.manual_seed(0)
         twin: Any = type(model)._from_config(config, dtype=like.dtype, attn_implementation=implementation)
     return twin.to(like.device).eval()
 
 
 def _crossing(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """The smallest number of vision tokens from which on the plan is faster at every number measured; None: it never is."""
-    found = None
+    """The smallest number of vision tokens from which on the plan is always faster, of those measured; None: there is none."""
+    crossing = None
     for row in sorted(rows, key=lambda row: row["vision_tokens"]):
         if row["speedup"] <= 1:
-            found = None
-        elif found is None:
-            found = row["vision_tokens"]
-    return found
-
-
-def print_points(points: Sequence[Mapping[str, Any]]) -> None:
-    for point in points:
-        print(f"Break-even of {point['plan']} (first token; models of this shape with random weights):")
-        for size, n in point["vision_tokens"].items():
-            measured = ", ".join(
-                f"{row['vision_tokens']}: {row['speedup']:.2f}x" for row in point["rows"] if str(row["batch_size"]) == size
-            )
-            told = "not faster at any number of vision tokens" if n is None else f"faster from {n} vision tokens on"
-            print(f"  batch {size}: {told} ({measured})")
+            crossing = None
+        elif crossing is None:
+            crossing = row["vision_tokens"]
+    return crossing

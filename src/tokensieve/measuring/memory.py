@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Peak memory of a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def peak_memory(call: Callable[[], Any], device: torch.device) -> float | None:
-    """The most memory that tensors made during the call held at once, in MiB (weights and input not counted)."""
+    """The peak memory of tensors allocated during the call, in MiB (without weights and input); None if unknown."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -20,8 +20,8 @@ def peak_memory(call: Callable[[], Any], device: torch.device) -> float | None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         call()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = most = 0
+    allocated = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most / 2**20
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
+    return peak / 2**20

@@ -1,9 +1,8 @@
-"""Where the time of one generate() goes: tower, selection, prefill, decoding."""
+"""The phases of one generate(): tower, selection, prefill, decoding. Seconds and FLOPs of each, and the size of the cache."""
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,33 +12,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.cutting.handle import Handle, apply
+from tokensieve.cutting.handle import Handle
 from tokensieve.device import synchronize, timed
-from tokensieve.errors import PlanWarning, UserError
+from tokensieve.errors import UserError
 from tokensieve.models.patching import Patch
 from tokensieve.models.registry import open_vlm
 from tokensieve.models.tower import Undo
 from tokensieve.models.vlm import Vlm
-from tokensieve.parts.protocol import Weights
-from tokensieve.plan import Plan, as_plan
 
-SIDES = (4, 7, 10, 14, 20, 24)  # patches a side, for the break-even point
 PHASES = ("tower", "selection", "prefill", "prefill_with_selection", "decode", "other", "first", "total")
 Inputs = Mapping[str, Tensor]
 
 
 @dataclass
 class Meter:
-    """Adds up what a clock shows in each phase of one generate(). It is there while it is entered.
+    """Adds up what a clock counts in each phase of one generate(), inside its `with` block.
 
-    Phases come from hooks on the tower and the decoder; what the plan adds to them is observed by the handle.
+    Hooks on the tower and the decoder separate the phases; the handle reports the work that the plan adds (`Handle.observer`).
     """
 
     vlm: Vlm
     handle: Handle | None
     clock: Callable[[], float]
     tower: float = 0.0
-    selection: float = 0.0  # what the plan adds before the first new token
+    selection: float = 0.0  # work of the plan before the first new token
     prefill: float = 0.0
     llm: float = 0.0  # prefill and the selection inside the language model
     decode: list[float] = field(default_factory=list)  # of each step
@@ -47,8 +43,8 @@ class Meter:
     _undo: list[Undo] = field(default_factory=list)
     _began: float = 0.0
     _is_prefill: bool = True  # the prompt has not been read yet
-    _works: list[bool] = field(default_factory=list)  # who works, innermost last; True: the plan
-    _since: float = 0.0  # when that began
+    _works: list[bool] = field(default_factory=list)  # the work under way, innermost last; True: of the plan
+    _since: float = 0.0  # the clock at the last change
 
     def __enter__(self) -> Meter:
         if self.handle is not None:
@@ -68,9 +64,11 @@ class Meter:
             self._undo.pop()()
 
     def plan_work(self) -> AbstractContextManager[None]:
+        """Called by the handle around the work of the plan."""
         return self._work(by_plan=True)
 
     def model_work(self) -> AbstractContextManager[None]:
+        """Called by the handle around the work of the model."""
         return self._work(by_plan=False)
 
     @contextmanager
@@ -84,14 +82,14 @@ class Meter:
             self._works.pop()
 
     def _add_selection(self) -> None:
-        """Counts what passed since somebody else began to work, if it was the plan that worked."""
+        """Counts the clock since the last change as selection, if the plan was working."""
         now = self.clock()
         if self._works and self._works[-1] and self._is_prefill:
             self.selection += now - self._since
         self._since = now
 
     def _watch(self, module: nn.Module, end: Callable[[float, float], None]) -> None:
-        """Calls end(what passed, how much of it was selection) after each call of a module."""
+        """Calls end(duration, selection inside it) after each call of a module."""
         marks: list[float] = []
 
         def enter(*_: Any) -> None:
@@ -121,34 +119,25 @@ class Meter:
 
 
 def open_model(model: nn.Module) -> Vlm:
+    """The parts of a vision-language model; a UserError for any other model."""
     vlm = open_vlm(model)
     if vlm is None:
-        raise UserError(f"{type(model).__name__} is no vision-language model; measure it without --model_type vlm")
+        raise UserError(f"{type(model).__name__} is not a vision-language model; measure it without --model_type vlm")
     return vlm
 
 
-def fresh_handle(model: nn.Module, plan: Plan | str, weights: Weights) -> Handle:
-    """A handle off the model; its notes are in the rows, so it says nothing."""
-    plan = as_plan(plan)
-    trained = plan.is_trained
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlanWarning)
-        with apply(model, plan, weights=weights if trained else None) as handle:
-            return handle
-
-
 def plan_on(handle: Handle | None) -> AbstractContextManager[Any]:
-    """The handle on the model, then off again; nothing where there is none."""
+    """Attaches the handle inside the `with` block; does nothing without a handle."""
     return nullcontext() if handle is None else handle
 
 
 def generate_answer(model: Any, inputs: Inputs, new_tokens: int) -> Callable[[], Any]:
-    """A call that generates exactly so many tokens."""
-    how = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1, "use_cache": True, "eos_token_id": None}
+    """A function that generates exactly this number of tokens."""
+    options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1, "use_cache": True, "eos_token_id": None}
 
     @torch.no_grad()
     def call() -> Any:
-        return model.generate(**inputs, **how)
+        return model.generate(**inputs, **options)
 
     return call
 
@@ -175,7 +164,7 @@ def split_phases(vlm: Vlm, handle: Handle | None, answer: Callable[[], Any], dev
 
 
 def count_work(vlm: Vlm, handle: Handle | None, model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """GFLOPs of a prompt up to its first new token, the mean of these, divided as the seconds are."""
+    """GFLOPs up to the first new token, by phase; the mean over the prompts."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter, Meter(vlm, handle, counter.get_total_flops) as meter:
@@ -187,11 +176,11 @@ def count_work(vlm: Vlm, handle: Handle | None, model: nn.Module, inputs: Inputs
 
 
 def cache_sizes(vlm: Vlm, handle: Handle | None, model: Any, inputs: Inputs) -> dict[str, Any]:
-    """Tokens that each layer's cache holds for a prompt after it was read, and MiB of all layers and prompts."""
+    """Tokens of a prompt in the cache of each layer after the prefill, and MiB of all layers and prompts."""
     with torch.no_grad(), plan_on(handle):
         cache = model(**inputs, use_cache=True, logits_to_keep=1).past_key_values
-    held = [cache.layers[number] for number in range(vlm.decoder.depth)]
+    layers = [cache.layers[number] for number in range(vlm.decoder.depth)]
     return {
-        "tokens": [layer.keys.shape[-2] for layer in held],
-        "mib": sum(layer.keys.nbytes + layer.values.nbytes for layer in held) / 2**20,
+        "tokens": [layer.keys.shape[-2] for layer in layers],
+        "mib": sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) / 2**20,
     }

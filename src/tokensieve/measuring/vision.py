@@ -1,15 +1,12 @@
-"""How much of the possible speed a plan really gives: full model, plan and oracle, timed in one interleaved run.
+"""`tokensieve bench`: how much of the possible speed-up a plan reaches. Full model, plan and oracle run in interleaved rounds.
 
-The oracle runs the same blocks on the same numbers of tokens, chosen at no cost (the first ones). What a plan reaches of
-the oracle's speed-up is its realized fraction; the rest is what choosing costs. In each round every variant runs once, in
-an order that rotates from round to round; ratios are medians over the rounds of ratios within a round, so that a machine
-that slows down for a while slows all of them.
+The oracle runs the same blocks on the same numbers of tokens, chosen at no cost (the first ones). The share of the oracle's
+speed-up that a plan reaches is its realized fraction; the rest is the cost of choosing.
 """
 
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -18,13 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokensieve import files, provenance
 from tokensieve.core import Reduction, View
-from tokensieve.cutting.handle import Handle, apply
+from tokensieve.cutting.handle import Handle
 from tokensieve.device import find_device, timed
-from tokensieve.errors import PlanWarning
 from tokensieve.measuring.flops import gflops
 from tokensieve.measuring.memory import peak_memory
+from tokensieve.measuring.rounds import detached_handle, median_ratio
+from tokensieve.measuring.tables import print_vision_rows
 from tokensieve.methods.registry import describe
+from tokensieve.models import loading
 from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
 from tokensieve.parts.protocol import Weights
@@ -62,39 +62,36 @@ def run(
 ) -> list[dict[str, Any]]:
     """Measures every plan at every batch size; prints a table, writes JSON to output, returns the rows.
 
-    model: by default the ViT-B/16 of its type; weights: of methods that are trained, as in apply.
+    model: by default the ViT-B/16 of its type; weights: of trained methods, as in apply.
     """
-    from tokensieve import files, provenance
-    from tokensieve.models import loading
-
     parsed = [Plan.parse(plan) for plan in plans or ["anchor(k=10,m=50)"]]
     if output is not None:
         files.check_writable(Path(output))
-    place = find_device(device)
+    where = find_device(device)
     model = model or BASE.get(model_type, "")
-    net = loading.architecture(model, pretrained, image_size, model_type).to(place).eval()
-    height, width = open_tower(net).image_size  # what cannot be cut says so here
-    if weights is not None and not pretrained:  # with random weights no trained part is this model's own; speed is the same
-        weights = {name: one.part.to(place) for name, one in read_weights(weights).items()}
+    net = loading.architecture(model, pretrained, image_size, model_type).to(where).eval()
+    height, width = open_tower(net).image_size  # raises here if the model cannot be cut
+    if weights is not None and not pretrained:  # random weights match no trained part, but the speed is the same
+        weights = {name: loaded.part.to(where) for name, loaded in read_weights(weights).items()}
     rows = []
     for batch_size in batch_sizes or [16]:
-        images = torch.randn(batch_size, 3, height, width, generator=torch.Generator().manual_seed(0)).to(place)
+        images = torch.randn(batch_size, 3, height, width, generator=torch.Generator().manual_seed(0)).to(where)
         for row in measure(net, images, parsed, repeats, quiet, weights):
-            about = {"model": model, "model_type": model_type, "pretrained": pretrained or None, "device": str(place)}
+            about = {"model": model, "model_type": model_type, "pretrained": pretrained or None, "device": str(where)}
             rows.append(about | row)
     if output is not None:
         if Path(output).exists():
             files.back_up(Path(output))
         files.write_json(Path(output), {"rows": rows, "versions": provenance.versions()})
     if not quiet:
-        _print_table(rows)
+        print_vision_rows(rows)
     return rows
 
 
 def measure(
     net: nn.Module, images: Tensor, plans: list[Plan], repeats: int, quiet: bool = True, weights: Weights = None
 ) -> list[dict[str, Any]]:
-    """One row a plan for this batch of images (B, 3, h, w)."""
+    """One row for each plan, for this batch of images (B, 3, h, w)."""
     from tqdm import trange
 
     def encode(handle: Handle | None) -> Callable[[], Any]:
@@ -107,10 +104,10 @@ def measure(
 
         return call
 
-    handles = [_fresh(net, plan, weights) for plan in plans]
+    handles = [detached_handle(net, plan, weights) for plan in plans]
     for handle in handles:
         encode(handle)()
-    oracles = [_fresh(net, oracle(handle)) for handle in handles]
+    oracles = [detached_handle(net, oracle(handle)) for handle in handles]
     calls = [encode(handle) for handle in (None, *handles, *oracles)]
     for call in calls:  # warm-up
         call()
@@ -118,7 +115,8 @@ def measure(
     for turn in trange(repeats, desc=f"batch {len(images)}", unit="round", disable=quiet, leave=False):
         for number in [(turn + i) % len(calls) for i in range(len(calls))]:
             seconds[number].append(timed(calls[number], images.device)[1])
-    peaks = [peak_memory(call, images.device) for call in [calls[0], *(encode(_fresh(net, plan, weights)) for plan in plans)]]
+    unused = [encode(detached_handle(net, plan, weights)) for plan in plans]  # they hold nothing of earlier batches
+    peaks = [peak_memory(call, images.device) for call in (calls[0], *unused)]
     full, reduced, ideal_times = seconds[0], seconds[1 : 1 + len(plans)], seconds[1 + len(plans) :]
     cost_full = gflops(lambda: encode_image(net, images[:1]))
     rows = []
@@ -133,9 +131,9 @@ def measure(
                 "seconds_full": statistics.median(full),
                 "seconds": statistics.median(reduced[i]),
                 "seconds_oracle": statistics.median(ideal_times[i]),
-                "speedup": _ratio(full, reduced[i]),
-                "speedup_oracle": _ratio(full, ideal_times[i]),
-                "realized": _ratio(ideal_times[i], reduced[i]),
+                "speedup": median_ratio(full, reduced[i]),
+                "speedup_oracle": median_ratio(full, ideal_times[i]),
+                "realized": median_ratio(ideal_times[i], reduced[i]),
                 "gflops_full": cost_full,
                 "gflops": cost,
                 "peak_mib_full": peaks[0],
@@ -145,42 +143,3 @@ def measure(
             }
         )
     return rows
-
-
-def _fresh(net: nn.Module, plan: Plan, weights: Weights = None) -> Handle:
-    """A handle that holds nothing of earlier batches, off the model; its notes are in the rows, so it says nothing."""
-    trained = plan.is_trained
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlanWarning)
-        with apply(net, plan, weights=weights if trained else None) as handle:
-            return handle
-
-
-def _ratio(slow: list[float], fast: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    title = f"{rows[0]['model']} on {rows[0]['device']}, medians of {rows[0]['repeats']} interleaved rounds"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), collapse_padding=True)
-    table.pad_edge = False
-    table.add_column("plan", overflow="fold", min_width=14)
-    heads = ("B", "seconds: full\n/plan/oracle", "speed\n-up", "its\noracle", "real-\nized", "GFLOPs", "peak\nMiB")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
-        peak = "-" if row["peak_mib"] is None else f"{row['peak_mib_full']:.0f}>{row['peak_mib']:.0f}"
-        table.add_row(
-            row["plan"],
-            str(row["batch_size"]),
-            "/".join(f"{row[key]:.3g}" for key in ("seconds_full", "seconds", "seconds_oracle")),
-            *(f"{row[key]:.2f}x" for key in ("speedup", "speedup_oracle")),
-            f"{row['realized']:.3f}",
-            f"{row['gflops_full']:.3g}>{row['gflops']:.3g}",
-            peak,
-        )
-    Console().print(table)

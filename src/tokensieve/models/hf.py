@@ -52,6 +52,7 @@ VIT = Names("attention", "layernorm_before", "layernorm_after", "o_proj")
 DINO = Names("attention", "norm1", "norm2", "o_proj")
 
 EMBEDDING, PROJECTION = "embeddings.patch_embedding", "embeddings.patch_embeddings.projection"
+WITH_MASK = "this model was called with an attention mask, which cannot follow a cut; call it without"
 REGISTERS = ("embeddings.cls_token", "embeddings.register_tokens")
 DISTILLED = ("embeddings.cls_token", "embeddings.distillation_token")
 CLASS = ("embeddings.class_embedding",)
@@ -87,8 +88,8 @@ class HFBlock:
     def select_inputs(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockInputs:
         kwargs = dict(kwargs)
         mask = args[0] if args else kwargs.get("attention_mask")
-        if mask is not None and not self.pads:
-            raise UserError("this model was called with an attention mask, which cannot follow a cut; call it without")
+        if mask is not None and not self.pads and not torch.compiler.is_exporting():
+            raise UserError(WITH_MASK)
         if args:
             args = (None, *args[1:])
         else:
@@ -175,6 +176,12 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
             if block.module.training and dropout > 0:
                 raise UserError("attention dropout cannot be trained with a plan on; set the config's attention dropout to 0")
 
+    def check_mask(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        """While exporting, transformers makes a mask of its own if it is given none, so this looks at what it is given."""
+        if kwargs.get("attention_mask") is not None and torch.compiler.is_exporting() and not flexible:
+            raise UserError(WITH_MASK)
+        return {}
+
     def watch(tell: Callable[[Layout], None]) -> list[Undo]:
         return _watch_shapes(net, tell) if flexible else watch_conv(attrgetter(kind.patches)(net), tell)
 
@@ -203,7 +210,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         check=check,
         on_layout=watch,
         patch_pooling=patch_pooling,
-        entries=[Entry(net, "forward")],
+        entries=[Entry(net, "forward", context=check_mask)],
         project=project,
         pooling=None if head is None else lambda view: _query_row(net, view),
         per_token=flexible or hasattr(net, "rope_embeddings"),

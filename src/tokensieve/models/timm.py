@@ -165,7 +165,7 @@ def _open(trunk: Any, family: str) -> Tower:
             Entry(trunk, "forward"),
             Entry(trunk, "forward_intermediates"),
             Entry(trunk, "forward_features", "part"),
-            Entry(trunk, "forward_head", "head"),
+            Entry(trunk, "forward_head", "head", follows="forward_features"),
         ],
         project=lambda x: _project(trunk, x),
         pooling=(lambda view: _query_row(trunk, view)) if latent else None,

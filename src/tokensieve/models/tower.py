@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from tokensieve.models.patching import Patch
-from tokensieve.scoring import Attention
+from tokensieve.scoring import Attention, gather_tokens
 
 if TYPE_CHECKING:
     from tokensieve.core import View
@@ -52,12 +51,14 @@ class Entry:
     call: a whole call, which stands for itself also inside of another one (a model called in a hook).
     part: a part of the call under way, once in it; a call of its own where there is none, or where it ran already.
     head: like part, but on its own it goes on with the call that ended last (`forward_head` after `forward_features`).
+        While the method that it follows is running, it belongs to a call inside a hook, not to the one under way.
     """
 
     owner: Any
     method: str
     kind: Literal["call", "part", "head"] = "call"
     context: Callable[..., Mapping[str, Any]] | None = None  # of the method's arguments: what methods see as view.context
+    follows: str = ""  # of a head: the method whose output it gets
 
 
 @dataclass(frozen=True)
@@ -114,4 +115,4 @@ def gather_rotary(table: Tensor, index: Tensor) -> Tensor:
     table: (N, d), (H, N, d) or (B, H or 1, N, d); index: (B, K) -> (B, H or 1, K, d)
     """
     table = table.reshape((1,) * (4 - table.dim()) + table.shape)
-    return torch.take_along_dim(table, index[:, None, :, None], dim=2)
+    return gather_tokens(table.expand(index.shape[0], -1, -1, -1), index)
