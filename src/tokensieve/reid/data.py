@@ -25,24 +25,16 @@ from tokensieve.data.images import BrokenImage
 from tokensieve.embedded.people import attributes, dataset
 from tokensieve.errors import UserError
 from tokensieve.provenance import digest, file_stat
-from tokensieve.reid.layouts import (
-    ADVICE,
-    EMBEDDED,
-    JUNK_ID,
-    LAYOUTS,
-    MODALITIES,
-    ROOT,
-    SPLITS,
+from tokensieve.reid.layouts import EMBEDDED, JUNK_ID, LAYOUTS, MODALITIES, ROOT, SPLITS, find_layout, nearest_hint
+from tokensieve.reid.scan import (
     Shot,
     decode_image,
     eight_bits,
     find_faults,
-    find_layout,
     held_out_identities,
-    nearest_hint,
-    path_parts,
     scan_all,
     shorten_list,
+    split_strip,
 )
 
 
@@ -106,7 +98,7 @@ class ReidData(Dataset[dict[str, Image.Image]]):
         if absent := [m for m in wanted if m not in shot.files]:
             raise BrokenImage(f"{shot.name}: there is no file of {' and '.join(absent)}")
         if not LAYOUTS[self.name].folders:
-            parts = decode_image(shot, MODALITIES[0], path_parts)
+            parts = decode_image(shot, MODALITIES[0], split_strip)
             return {m: parts[m] for m in wanted}
         return {m: decode_image(shot, m, eight_bits) for m in wanted}
 
@@ -142,7 +134,7 @@ def load(
         ours = [shot for shot in ours if (shot.pid in held_out) == (split == "val")]
     shots = [shot for shot in ours if shot.name not in lacking]
     if not shots:
-        advice = f" {ADVICE[name]}; unpack it and give its folder as --dataset_root." if name in ADVICE else ""
+        advice = f" {layout.advice}; unpack it and give its folder as --dataset_root." if layout.advice else ""
         raise UserError(f"{name} ({split}) cannot be read from {folder}: {'; '.join(find_faults(layout, scans))}.{advice}")
     notes = [f"{name}: {fault}" for fault in find_faults(layout, scans, modalities, strips=False)]
     incomplete = [shot.name for shot in ours if shot.name in lacking]

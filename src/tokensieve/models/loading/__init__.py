@@ -50,12 +50,12 @@ def model_pairs(
         return [(m, p) for m in models for p in pretrained or ["" if m.startswith(SCHEMAS) else embedded.default_weights(m)]]
     from clip_benchmark.model_collection import model_collection
 
-    from tokensieve.data.registry import read_list
+    from tokensieve.files import read_lines
 
     found: list[tuple[str, str]] = []
     for name in pretrained_model:
         if os.path.isfile(name):
-            lines = read_list(name, "--pretrained_model")
+            lines = read_lines(name, "--pretrained_model")
             found.extend(_pair(line, f"{name}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
         elif name in model_collection:
             found.extend(model_collection[name])
