@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from dataclasses import replace
@@ -155,7 +156,7 @@ def test_merging_at_the_output_pools_as_the_whole(model: ReidModel) -> None:
 
 @torch.no_grad()
 def test_a_shared_backbone_is_cut_inside_with_all_modalities_in_view(model: ReidModel) -> None:
-    inside = ReidModel(replace(SMALL, plan="sdtps@1"), {"shared": model.backbones["shared"]}).eval()
+    inside = ReidModel(replace(SMALL, plan="sdtps@1"), {"shared": copy.deepcopy(model.backbones["shared"])}).eval()
     inputs = inputs_for(inside)
     with tokensieve.apply(inside, "sdtps@1") as handle:
         inside(inputs)
@@ -214,8 +215,8 @@ def test_cameras(model: ReidModel) -> None:
     inputs = inputs_for(model)
     made = model(inputs).features["plain"]
     other = model({**inputs, "cameras": (inputs["cameras"] + 1) % 4}).features["plain"]
-    untold = model({name: inputs[name] for name in MODALITIES}).features["plain"]
-    assert not torch.allclose(made, other) and torch.isfinite(untold).all()
+    unknown = model({name: inputs[name] for name in MODALITIES}).features["plain"]
+    assert not torch.allclose(made, other) and torch.isfinite(unknown).all()
     with pytest.raises(UserError, match="camera 6 of a model that was trained on 4"):
         model({**inputs, "cameras": inputs["cameras"] + 3})
     assert [len(block.module._forward_pre_hooks) for block in open_tower(model).blocks] == [1] + [0] * (
@@ -297,7 +298,7 @@ def test_what_a_library_remarks_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_model_is_read_without_fetching_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fetched = []
     stock = timm.create_model
-    monkeypatch.setattr(load_timm, "_ask_hub_only_if_there", lambda name, cache_dir: None)
+    monkeypatch.setattr(load_timm, "_check_hub", lambda name, cache_dir: None)
     monkeypatch.setattr(
         timm, "create_model", lambda name, pretrained, **more: fetched.append((name, pretrained)) or stock(name, **more)
     )

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from tokensieve import embedded
 from tokensieve.errors import UserError, one_line
-from tokensieve.models import loading
 from tokensieve.models.loading import hf as load_hf
 from tokensieve.models.loading import load_errors
 from tokensieve.models.loading import open_clip as load_open_clip
@@ -68,7 +67,7 @@ def make_backbone(settings: Settings, pretrained: str, cache_dir: str | None) ->
     one; and the arguments that make it again."""
     arguments = dict(settings.arguments)
     if settings.library == "open_clip":
-        loading.check_model(settings.backbone, pretrained)
+        load_open_clip.check_model(settings.backbone, pretrained)
         try:
             made, _ = load_open_clip.create(settings.backbone, pretrained, cache_dir, settings.image_size)
         except AssertionError as error:  # open_clip's word for fixed position embeddings that are square
