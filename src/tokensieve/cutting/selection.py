@@ -162,7 +162,7 @@ def _resolve(attention: Attention | nn.Module, tokens: Tensor) -> Attention:
     if hasattr(attention, "attn") and hasattr(attention, "ln_1"):
         from tokensieve.models.open_clip import OpenBlock
 
-        return OpenBlock(attention, prefix=1).look(tokens)
+        return OpenBlock(attention, prefix=1).attention_at(tokens)
     raise UserError(
         f"attention is a {type(attention).__name__}; pass a block of the model, an nn.MultiheadAttention or an Attention"
     )

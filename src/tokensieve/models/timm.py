@@ -159,7 +159,7 @@ def _open(trunk: Any, family: str) -> Tower:
         image_size=tuple(embed.img_size),
         pools_cls=trunk.global_pool == "token" and pool is None,
         check=check,
-        on_layout=lambda tell: watch_conv(embed.proj, tell),
+        on_layout=lambda set_layout: watch_conv(embed.proj, set_layout),
         patch_pooling=lambda sizes: _weigh_pooling(trunk, sizes),
         entries=[
             Entry(trunk, "forward"),
@@ -256,3 +256,11 @@ def _sized_pool(trunk: Any, stock: Callable[..., Tensor], sizes: Sizes) -> Calla
         return most if kind == "max" else 0.5 * (most + mean)
 
     return pool
+
+
+def image_encoder(model: nn.Module, unscaled: bool) -> Callable[[Tensor], Tensor] | None:
+    """What the model hands its classifier; None for other models."""
+    net: Any = model
+    if not hasattr(net, "forward_features") or not hasattr(net, "forward_head"):
+        return None
+    return lambda images: net.forward_head(net.forward_features(images), pre_logits=True)

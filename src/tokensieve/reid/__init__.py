@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tokensieve import embedded
 from tokensieve.data.registry import DATASETS, DatasetSpec
+from tokensieve.models.families import FAMILIES, Family
 from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
 from tokensieve.reid.layouts import LAYOUTS
 
@@ -25,3 +26,5 @@ MODEL_TYPES.add(
     ),
     origin=__name__,
 )
+
+FAMILIES.add(Family("reid", "re-identification models", open_tower="tokensieve.reid.tower:open_tower"), origin=__name__)

@@ -15,8 +15,8 @@ from tokensieve.errors import UserError, did_you_mean, one_line
 from tokensieve.files import write_bytes, write_json
 from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.loaded import Loaded, no_text
+from tokensieve.reid.backbones import make_model
 from tokensieve.reid.batches import Plain
-from tokensieve.reid.build import build
 from tokensieve.reid.model import ReidModel, Settings
 
 EMBEDDED = embedded.REID
@@ -96,7 +96,7 @@ def read(name: str) -> ReidModel:
         checksum = hashlib.sha256(packed).hexdigest()
         if config.pop("sha256", checksum) != checksum:
             raise UserError(f"{name}: damaged, its weights are not those that were saved; copy it again, or train it again")
-        model = build(Settings.read(config))
+        model = make_model(Settings.read(config))
         state = {key: value.float() if value.is_floating_point() else value for key, value in unpack(packed).items()}
         model.load_state_dict(state)
     except UserError:

@@ -59,7 +59,7 @@ def test_types_without_a_model_of_their_own_need_one() -> None:
     assert loading.model_pairs(None, None, None, "reid") == [(embedded.REID, "")]
     assert loading.model_pairs(None, None, None) == [(embedded.MODEL, embedded.PRETRAINED)]
     assert loading.model_pairs(["local-dir:/a"], None, None) == [("local-dir:/a", "")]
-    with pytest.raises(UserError, match="no model type named 'vlmm'.*Did you mean"):
+    with pytest.raises(UserError, match=r"no model type named 'vlmm'.*Did you mean"):
         loading.model_pairs(None, None, None, "vlmm")
     with pytest.raises(UserError, match="ja_clip needs --pretrained"):
         loading.check_model("japanese-clip", "", "ja_clip")
