@@ -264,7 +264,7 @@ def read_jsonl(
 
 
 def _from_line(line: str, number: int, folder: Path) -> QuestionRecord:
-    """One line of a JSONL; a ValueError says what is wrong with it."""
+    """One line of a JSONL; a ValueError with the problem if it is wrong."""
     try:
         entry = json.loads(line)
     except ValueError as error:

@@ -60,7 +60,7 @@ class Decoder:
             )
 
     def mask(self, alive: Tensor, queries: int, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """The mask that the layers want for the last `queries` of the tokens `alive` (B, T), of which False ones are not seen.
+        """The mask that the layers want for the last `queries` of the tokens `alive` (B, T), of which False ones are hidden.
 
         bias (B, T): added to the logits of each key. None where causality alone is meant and the kernel knows it.
         """
@@ -74,11 +74,11 @@ class Decoder:
             return None
         order = torch.arange(total, device=alive.device)
         causal = order <= order[total - queries :, None]  # (Q, T)
-        seen = causal & alive[:, None, None]  # (B, 1, Q, T)
+        visible = causal & alive[:, None, None]  # (B, 1, Q, T)
         if bias is None and self.implementation == "sdpa":
-            return seen
+            return visible
         values = torch.zeros((), dtype=dtype, device=alive.device) if bias is None else bias[:, None, None].to(dtype)
-        return torch.where(seen, values, torch.finfo(dtype).min)
+        return torch.where(visible, values, torch.finfo(dtype).min)
 
     def attention(
         self,
@@ -98,14 +98,14 @@ class Decoder:
         """
         module = self.layers[layer]
         attn = module.self_attn
-        seen = module.input_layernorm(x)
-        q, k = (self._heads(attn, name, seen) for name in ("q", "k"))  # (B, H, L, d)
-        q, k = (_turned(part, *tables) for part in (q, k))
+        normed = module.input_layernorm(x)
+        q, k = (self._heads(attn, name, normed) for name in ("q", "k"))  # (B, H, L, d)
+        q, k = (_rotate(part, *tables) for part in (q, k))
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         scale = float(attn.scaling)
         rows = torch.cat([last[:, None], at], dim=1)[:, None, :, None]  # (B, 1, 1+N, 1)
-        heard = None if bias is None else torch.take_along_dim(bias[:, None, None], rows.transpose(2, 3), 3)  # (B, 1, 1, 1+N)
-        chosen = Attention(torch.take_along_dim(q, rows, 2), torch.take_along_dim(k, rows, 2), 1, scale, heard)
+        biases = None if bias is None else torch.take_along_dim(bias[:, None, None], rows.transpose(2, 3), 3)  # (B, 1, 1, 1+N)
+        chosen = Attention(torch.take_along_dim(q, rows, 2), torch.take_along_dim(k, rows, 2), 1, scale, biases)
         own = torch.take_along_dim(q, last[:, None, None, None], 2)  # (B, H, 1, d)
         logits = (own.float() * scale) @ k.float().transpose(-1, -2)  # (B, H, 1, L)
         logits = logits if bias is None else logits + bias[:, None, None]
@@ -133,7 +133,7 @@ def open_decoder(module: Any, name: str) -> Decoder:
     return Decoder(module, list(layers), int(module.config.hidden_size))
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding, pairs half a head apart. x (B, H, L, d); cos, sin (B or 1, L, d)."""
     first, second = x.chunk(2, dim=-1)
     return x * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]

@@ -79,7 +79,7 @@ class HFBlock:
     names: Names
     prefix: int
     has_cls: bool
-    pads: bool  # the mask it is handed says which patches are padding, and padding is gone before the first block
+    pads: bool  # the mask it is handed marks which patches are padding, and padding is gone before the first block
 
     @property
     def attention(self) -> Any:
@@ -100,9 +100,9 @@ class HFBlock:
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
         attn = self.attention
-        seen = getattr(self.module, self.names.norm1)(x)
+        normed = getattr(self.module, self.names.norm1)(x)
         heads = attn.q_proj.out_features // attn.head_dim
-        q, k, v = (split_heads(part(seen), heads) for part in (attn.q_proj, attn.k_proj, attn.v_proj))
+        q, k, v = (split_heads(linear(normed), heads) for linear in (attn.q_proj, attn.k_proj, attn.v_proj))
         if kwargs.get("position_embeddings") is not None:
             cos, sin = kwargs["position_embeddings"]
             q, k = (self._turned(part, cos, sin).type_as(v) for part in (q, k))
@@ -212,7 +212,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
 
 
 def _sizes(net: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The grid and the image size that the config tells, each (h, w)."""
+    """The grid and the image size in the config, each (h, w)."""
 
     def pair(size: Any) -> tuple[int, int]:
         return (size, size) if isinstance(size, int) else (size[0], size[1])

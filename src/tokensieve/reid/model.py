@@ -65,8 +65,8 @@ class Settings:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Settings:
         """As to_json wrote them; a TypeError for what it does not know or lacks."""
-        given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return cls(**given)
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -178,8 +178,8 @@ class ReidModel(nn.Module):
         present = tuple(name for name in self.modalities if name in inputs)
         unknown = set(inputs) - {*self.modalities, "cameras"}
         if unknown or not present:
-            given = ", ".join(sorted(unknown)) or "none of them"
-            raise UserError(f"the model knows the modalities {', '.join(self.modalities)}; given was {given}")
+            present_names = ", ".join(sorted(unknown)) or "none of them"
+            raise UserError(f"the model knows the modalities {', '.join(self.modalities)}; the batch has {present_names}")
         return present
 
     def _run(self, images: Mapping[str, Tensor], cameras: Tensor | None) -> tuple[Tensor, Tensor]:
