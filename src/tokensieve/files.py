@@ -35,6 +35,14 @@ def format_template(template: str, flag: str, **names: str) -> str:
         raise UserError(f"{flag} {template!r} is not a template: {error}. Write {{{{ and }}}} for braces.") from error
 
 
+def read_lines(path: str, flag: str) -> list[str]:
+    """The lines of a text file that a flag names."""
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{flag} {path} is not a text file with one name a line: {error}.") from error
+
+
 def check_writable(path: Path, flag: str = "--output") -> None:
     """Raises a UserError if a file cannot be written there. Creates nothing."""
     try:

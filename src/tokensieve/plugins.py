@@ -26,7 +26,12 @@ from types import ModuleType
 from tokensieve.errors import UserError, describe_value, one_line
 
 GROUP = "tokensieve.plugins"
-BUILT_IN = ("tokensieve.reid",)
+BUILT_IN = (
+    "tokensieve.embedded.declarations",
+    "tokensieve.data.clip_benchmark",
+    "tokensieve.data.vqa",
+    "tokensieve.reid",
+)
 
 _lock = threading.RLock()
 _loaded: dict[str, ModuleType] = {}  # by the name of a built-in module or an entry point, or by the path of a file

@@ -116,7 +116,7 @@ def test_the_opened_block_is_the_stock_block(variant):
         with torch.no_grad():
             y, seen = block.attend(x)
             assert_near(block.mlp(y).float(), block.module(x))
-            assert_near(seen.cls_row().float(), block.look(x).cls_row(), steps=3000)
+            assert_near(seen.cls_row().float(), block.attention_at(x).cls_row(), steps=3000)
 
 
 @pytest.mark.parametrize("rest", ["drop", "merge"])

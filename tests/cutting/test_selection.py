@@ -201,7 +201,7 @@ def test_functions_and_plan_choose_alike(clip, images):
         with tokensieve.apply(clip, f"anchor@2(k={K},m={M})") as handle:
             clip.encode_image(images)
         x = clip.visual.transformer.resblocks[0](clip.visual._embeds(images))
-        kept = tokensieve.select_tokens_with_scoring(block.module(x), K, M, attention=block.look(x))
+        kept = tokensieve.select_tokens_with_scoring(block.module(x), K, M, attention=block.attention_at(x))
     assert torch.equal(handle.kept, kept)
 
 

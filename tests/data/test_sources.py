@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from clip_benchmark.datasets.builder import build_dataset, dataset_collection, get_dataset_default_task
+from clip_benchmark.datasets.builder import build_dataset
 from torchvision.transforms.functional import to_tensor
 
 from tests.support.pictures import CLASSES, picture, png, write_shards
@@ -22,25 +22,6 @@ from tokensieve.data import clip_benchmark, streams
 from tokensieve.data import registry as data_registry
 from tokensieve.data.source import Batch, Broken, Source
 from tokensieve.errors import UserError
-
-
-def test_names_collections_and_files(tmp_path: Path) -> None:
-    assert data_registry.dataset_names(None) == ["embedded"]
-    (tmp_path / "list.txt").write_text("cifar10\n\n wds/mine \n")
-    assert data_registry.dataset_names([str(tmp_path / "list.txt"), "mnist"]) == ["cifar10", "wds/mine", "mnist"]
-    for collection, members in dataset_collection.items():
-        assert data_registry.dataset_names([collection]) == members
-    with pytest.raises(UserError, match=r"no data set 'cifer10'.*Did you mean 'cifar10'"):
-        data_registry.dataset_names(["cifer10"])
-
-
-def test_auto_means_the_task_clip_benchmark_means() -> None:
-    for name in (*clip_benchmark.CLASSIFICATION, *clip_benchmark.CAPTIONS, "vtab/dtd", "tfds/x"):
-        assert data_registry.task_of(name) == get_dataset_default_task(name)
-        assert data_registry.task_of(f"wds/{name}") == get_dataset_default_task(name)
-    assert [data_registry.task_of(name) for name in ("embedded", "embedded-heldout")] == ["zeroshot_classification"] * 2
-    assert data_registry.task_of("embedded-captions") == "zeroshot_retrieval"
-    assert data_registry.task_of("embedded-selection") == "image_caption_selection"
 
 
 def read(source: Source, batch_size: int = 4, workers: int = 0) -> tuple[list[torch.Tensor], list[int], list[Broken]]:
@@ -240,17 +221,6 @@ def test_retrieval_shards(tmp_path: Path) -> None:
     (batch,) = source.loader(8, 0)
     assert source.captions and batch.targets == [[f"number {i}", f"it is é {i}"] for i in (0, 1, 3, 4)]
     assert [sample.reason for sample in batch.broken] == ["ValueError: it has no caption"]
-    with pytest.raises(UserError, match=r"wds/mine has captions.*--task zeroshot_retrieval"):
-        data_registry.build_source("wds/mine", to_tensor, root=root)
-
-
-def test_tasks_and_data_that_do_not_fit(shards: Path) -> None:
-    for name in ("embedded", "cifar10", "wds/any"):
-        with pytest.raises(UserError, match=rf"{name} has labels, .*zeroshot_retrieval needs captions.*embedded-captions say"):
-            data_registry.build_source(name, to_tensor, root=str(shards), task="zeroshot_retrieval")
-    for name in ("embedded-captions", "embedded-selection", "flickr8k"):
-        with pytest.raises(UserError, match=rf"{name} has captions, but the task linear_probe needs labels"):
-            data_registry.build_source(name, to_tensor, task="linear_probe")
 
 
 def test_labels_without_prompts_are_enough_for_a_linear_probe(tmp_path: Path) -> None:

@@ -147,5 +147,5 @@ def test_a_bare_open_clip_tower_is_its_own_encoder(tiny_clip, kind):
 
 
 def test_what_is_no_model_of_images_says_so():
-    with pytest.raises(UserError, match="Linear is no model that makes features of images; known are open_clip"):
+    with pytest.raises(UserError, match="Linear does not encode images to features; known are open_clip"):
         encode_image(torch.nn.Linear(2, 2), IMAGES)

@@ -25,6 +25,7 @@ from tokensieve import Reduction, Uncuttable, UserError
 from tokensieve.core import View
 from tokensieve.measuring import families
 from tokensieve.methods.registry import REGISTRY, method
+from tokensieve.models.families import TINY, VLM_FAMILIES, Example
 from tokensieve.models.registry import open_tower
 from tokensieve.scoring import Attention
 
@@ -718,20 +719,20 @@ def test_the_table_is_made_by_trying_and_is_the_one_in_the_docs(tmp_path, capsys
 
 
 def test_of_vision_language_models_llava_alone_can_be_cut_before_its_decoder():
-    lines = [families.try_vlm_family(example) for example in families.VLM_EXAMPLES[:2]]
+    examples = [VLM_FAMILIES[name].example for name in ("llava", "llava_next")]
+    lines = [families.try_vlm_family(example) for example in examples]
     assert (
         [line.drops for line in lines]
         == [line.merges for line in lines]
         == [["@0", "@L", "@L.attn", "@out", "@llm.L"], ["@llm.L"]]
     )
     assert [line.coarse for line in lines] == ["CLS row, last token's row", "last token's row"]
-    assert not lines[0].reasons and "rearranges its tokens" in lines[1].why_not()
+    assert not lines[0].reasons and "rearranges its tokens" in lines[1].failure_text()
     assert [line.pooling for line in lines] == ["by size"] * 2
 
 
 def test_what_fails_is_shown_with_its_reason():
-    example = families.Example("some", lambda: VisionTransformer(**(TIMM | {"global_pool": "prr"})))
-    line = families.try_family(example)
-    assert line.drops == ["@0", "@L", "@L.attn", "@out"] and line.merges == [] and "takes no sizes" in line.why_not()
-    broken = families.try_family(families.Example("other", lambda: nn.Linear(2, 2), name="Linear"))
-    assert broken.cells()[4] == "nowhere" and "of no family" in broken.why_not()
+    line = families.try_family(Example("some", f"{TINY}:timm_model", {"global_pool": "prr"}))
+    assert line.drops == ["@0", "@L", "@L.attn", "@out"] and line.merges == [] and "takes no sizes" in line.failure_text()
+    broken = families.try_family(Example("other", "torch.nn:Linear", {"in_features": 2, "out_features": 2}, name="Linear"))
+    assert broken.cells()[4] == "nowhere" and "of no family" in broken.failure_text()

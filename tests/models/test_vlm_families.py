@@ -13,9 +13,10 @@ from tests.support.rounding import assert_near
 from tests.support.vlm_models import IMAGE, in_float64, relative
 from tokensieve.cutting.cache import cached_length
 from tokensieve.errors import Uncuttable
+from tokensieve.models.families import VLM_FAMILIES
 from tokensieve.models.registry import open_vlm
 
-FAMILIES = ("llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = [name for name, family in VLM_FAMILIES.items() if not family.opens_tower]
 PLAN = "grid@llm.0:80% + anchor@llm.2:50%(k=2)"
 
 

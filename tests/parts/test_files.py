@@ -102,7 +102,7 @@ def test_a_header_that_lacks_something_says_what(model, scorer, tmp_path, key):
     path = made(tmp_path, model, scorer)
     about = {name: value for name, value in part_files.read_header(path).items() if name != key}
     save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps(about)})
-    assert f"its header does not say {key};" in refused(model, path)
+    assert f"its header has no {key};" in refused(model, path)
     save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps([about])})
     assert "not the trained part of a method" in refused(model, path)
 

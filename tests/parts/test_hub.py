@@ -17,8 +17,7 @@ from tokensieve import Plan, Reducers, UserError, cli, files
 from tokensieve.methods.registry import get_method
 from tokensieve.models import loading
 from tokensieve.parts import files as part_files
-from tokensieve.parts import hub as parts_hub
-from tokensieve.parts import resolve
+from tokensieve.parts import folders, resolve
 from tokensieve.testing import fresh_part
 
 PLAN = "learned@4:32(rest=merge)"
@@ -152,7 +151,7 @@ def test_damage_is_told_by_name(model, saved):
         (config[:100], "damaged, or not JSON"),
         ("[1]", "not of tokensieve's reducers"),
         ('{"model_type": "clip"}', "not of tokensieve's reducers"),
-        (config.replace('"plan"', '"plam"'), "does not say plan"),
+        (config.replace('"plan"', '"plam"'), "has no plan"),
         (config.replace('"learned": {', '"../learned": {'), "is no name of a method"),
         (config.replace('"learned": {', '"lerned": {'), "no file"),
         (config.replace(PLAN, "lerned@4:32"), "Did you mean 'learned@4:32'"),
@@ -175,7 +174,7 @@ def test_saving_that_was_interrupted_is_found(model, saved, monkeypatch):
             raise KeyboardInterrupt
         written(path, content)
 
-    monkeypatch.setattr(files, "write_bytes", stopped)
+    monkeypatch.setattr("tokensieve.parts.hub.write_bytes", stopped)
     with pytest.raises(KeyboardInterrupt):
         other.save_pretrained(saved)
     assert "saving it was interrupted" in refused(Reducers.from_pretrained, saved)
@@ -196,7 +195,7 @@ def test_a_folder_that_cannot_be_written_is_told(reducers, tmp_path):
 
 
 def test_a_folder_needs_no_network(saved, monkeypatch):
-    monkeypatch.setattr(parts_hub, "fetch", lambda *a, **k: pytest.fail("the Hub was asked"))
+    monkeypatch.setattr(folders, "fetch", lambda *a, **k: pytest.fail("the Hub was asked"))
     monkeypatch.chdir(saved.parent.parent)
     relative = os.path.relpath(saved)  # looks like an id
     assert list(Reducers.from_pretrained(relative)) == ["learned"]

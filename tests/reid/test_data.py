@@ -19,10 +19,11 @@ from tests.support.reid_folders import KINDS, SMALL, TEST, TRAIN, picture, save,
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.embedded.people import attributes, dataset
 from tokensieve.errors import UserError
-from tokensieve.reid import layouts
+from tokensieve.reid import layouts, scan
 from tokensieve.reid.batches import Augment, Balanced, Plain, inputs_of
 from tokensieve.reid.data import ReidData, check, load
-from tokensieve.reid.layouts import MODALITIES, Shot
+from tokensieve.reid.layouts import MODALITIES
+from tokensieve.reid.scan import Shot
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def test_misnamed_files_are_told(people: Path) -> None:
     shutil.copy(folder / "000001_cam1_0_00.jpg", folder / "000001_cam1_0_00.png")
     told = check("RGBNT201", people)
     assert any(
-        line.startswith("files whose names tell no identity and camera: 4 (train_171/RGB/000001-cam1.jpg") for line in told
+        line.startswith("files whose names have no identity and camera: 4 (train_171/RGB/000001-cam1.jpg") for line in told
     )
     assert "files that differ from another in the ending only: 1 (train_171/RGB/000001_cam1_0_00.png)" in told
     assert len(told) == 2
@@ -224,7 +225,7 @@ def test_faults_of_strips(tmp_path: Path) -> None:
     save(Image.new("RGB", (768, 128)), folder / "rgbir" / "query" / "00-7_c1_0001.jpg")
     told = check("RGBNT100", tmp_path)
     assert any(line.startswith("strips that are not 768 x 128 pixels: 2 (query/0007_c2_0001.jpg: 256 x 128, ") for line in told)
-    assert any(line.startswith("files whose names tell no identity and camera: 1") for line in told)
+    assert any(line.startswith("files whose names have no identity and camera: 1") for line in told)
     query = load("RGBNT100", tmp_path, "query")
     with pytest.raises(BrokenImage, match="256 x 128 pixels, not 768 x 128"):
         query.read(next(i for i, shot in enumerate(query.shots) if "c2" in shot.name))
@@ -279,15 +280,15 @@ def test_thermal_images_are_scaled_by_their_own_range(people: Path, kind: str) -
 
 def test_a_hot_and_a_dead_pixel_leave_a_thermal_image_as_it_is() -> None:
     values = np.random.default_rng(0).integers(29_000, 30_500, (64, 32)).astype(np.uint16)
-    before = np.asarray(layouts.eight_bits(Image.fromarray(values))).astype(int)
+    before = np.asarray(scan.eight_bits(Image.fromarray(values))).astype(int)
     values[10, 10], values[20, 20] = 65_535, 0
-    after = np.asarray(layouts.eight_bits(Image.fromarray(values))).astype(int)
+    after = np.asarray(scan.eight_bits(Image.fromarray(values))).astype(int)
     assert (after[10, 10] == 255).all() and (after[20, 20] == 0).all()
     after[[10, 20], [10, 20]] = before[[10, 20], [10, 20]]
     assert np.abs(after - before).max() <= 2
     few = np.full((64, 32), 29_000, np.uint16)
     few[3, 3] = 29_500  # all that there is to be seen
-    assert np.unique(np.asarray(layouts.eight_bits(Image.fromarray(few)))).tolist() == [0, 255]
+    assert np.unique(np.asarray(scan.eight_bits(Image.fromarray(few)))).tolist() == [0, 255]
 
 
 def test_float_images_are_not_cut(tmp_path: Path) -> None:
@@ -303,14 +304,14 @@ def test_a_broken_image_is_named_by_its_own_file(people: Path) -> None:
 
 
 def test_odd_values_of_thermal_images() -> None:
-    constant = layouts.eight_bits(Image.fromarray(np.full((4, 4), 31_000, np.uint16)))
+    constant = scan.eight_bits(Image.fromarray(np.full((4, 4), 31_000, np.uint16)))
     assert np.unique(np.asarray(constant)).tolist() == [128]
     odd = np.array([[np.nan, 20.0], [30.0, np.inf]], np.float32)
-    assert np.asarray(layouts.eight_bits(Image.fromarray(odd)))[..., 0].tolist() == [[0, 0], [255, 255]]
+    assert np.asarray(scan.eight_bits(Image.fromarray(odd)))[..., 0].tolist() == [[0, 0], [255, 255]]
     with pytest.raises(BrokenImage, match="finite"):
-        layouts.eight_bits(Image.fromarray(np.full((2, 2), np.nan, np.float32)))
+        scan.eight_bits(Image.fromarray(np.full((2, 2), np.nan, np.float32)))
     grey = Image.fromarray(np.arange(100, 116, dtype=np.uint8).reshape(4, 4))  # 8 bits stay as they are
-    assert np.array_equal(np.asarray(layouts.eight_bits(grey))[..., 0], grey)
+    assert np.array_equal(np.asarray(scan.eight_bits(grey))[..., 0], grey)
 
 
 def test_plain_is_resizing_and_normalising() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from dataclasses import replace
@@ -155,7 +156,7 @@ def test_merging_at_the_output_pools_as_the_whole(model: ReidModel) -> None:
 
 @torch.no_grad()
 def test_a_shared_backbone_is_cut_inside_with_all_modalities_in_view(model: ReidModel) -> None:
-    inside = ReidModel(replace(SMALL, plan="sdtps@1"), {"shared": model.backbones["shared"]}).eval()
+    inside = ReidModel(replace(SMALL, plan="sdtps@1"), {"shared": copy.deepcopy(model.backbones["shared"])}).eval()
     inputs = inputs_for(inside)
     with tokensieve.apply(inside, "sdtps@1") as handle:
         inside(inputs)
@@ -296,7 +297,7 @@ def test_what_a_library_remarks_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_model_is_read_without_fetching_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fetched = []
     stock = timm.create_model
-    monkeypatch.setattr(load_timm, "_ask_hub_only_if_there", lambda name, cache_dir: None)
+    monkeypatch.setattr(load_timm, "_check_hub", lambda name, cache_dir: None)
     monkeypatch.setattr(
         timm, "create_model", lambda name, pretrained, **more: fetched.append((name, pretrained)) or stock(name, **more)
     )

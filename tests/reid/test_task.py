@@ -252,7 +252,7 @@ def test_shots_that_are_left_out_count_as_broken(run: Run, tmp_path: Path) -> No
     flags = ("--dataset_root", tmp_path / "here", "--plan", "none", "--modalities", "RGB,NI")
     err = run(*flags, "--max_broken", "0.1", expect=2).err
     assert "of 9 shots of RGBNT201 (query) 1 lack a modality and 1 are misnamed, more than --max_broken 0.1 allows" in err
-    assert "RGBNT201: files whose names tell no identity and camera: 1 (test/RGB/seven.jpg)" in err
+    assert "RGBNT201: files whose names have no identity and camera: 1 (test/RGB/seven.jpg)" in err
     assert "3 of 9 images" in run(*flags, "--max_broken", "0.3", expect=2).err  # together with those that cannot be read
     done = run(*flags, "--max_broken", "0.4")
     (row,) = done.by_plan.values()

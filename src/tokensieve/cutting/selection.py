@@ -174,7 +174,7 @@ def _attention_of(attention: Attention | nn.Module, tokens: Tensor) -> Attention
         q, k = (split_heads(part, attention.num_heads) for part in both.chunk(2, dim=-1))  # (B, H, 1+N, d) each
         return Attention(q, k, prefix=1, scale=q.shape[-1] ** -0.5)
     if hasattr(attention, "attn") and hasattr(attention, "ln_1"):
-        return OpenBlock(attention, prefix=1).look(tokens)
+        return OpenBlock(attention, prefix=1).attention_at(tokens)
     raise UserError(
         f"attention is a {type(attention).__name__}; pass a block of the model, an nn.MultiheadAttention or an Attention"
     )

@@ -1,1 +1,1 @@
-"""What is read: data sets by name (sources.py), images (images.py), and the scenes that ship (scenes.py, embedded.py)."""
+"""Data sets: declarations and opening by name (registry.py), what they come as (source.py), images (images.py)."""

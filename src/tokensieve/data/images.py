@@ -34,7 +34,7 @@ def decode(source: str | Path | BinaryIO, convert: Callable[[Image.Image], T]) -
     """What `convert` makes of the image as it is stored; BrokenImage if it is damaged or too large."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's, on sizes and palettes: both are settled here
+            warnings.simplefilter("ignore")  # Pillow's, about sizes and palettes: both are handled here
             with Image.open(source) as image:
                 width, height = image.size
                 if width * height > MAX_PIXELS:
@@ -42,7 +42,7 @@ def decode(source: str | Path | BinaryIO, convert: Callable[[Image.Image], T]) -
                 return convert(image)
     except Image.DecompressionBombError as error:
         raise BrokenImage(str(error)) from error
-    except (OSError, SyntaxError, EOFError) as error:  # SyntaxError is Pillow's word for a damaged header
+    except (OSError, SyntaxError, EOFError) as error:  # SyntaxError is Pillow's error for a damaged header
         raise BrokenImage(f"{type(error).__name__}: {error}") from error
 
 
@@ -63,11 +63,11 @@ def by_own_range(image: Image.Image) -> Image.Image:
     finite = np.sort(values[np.isfinite(values)])
     if not finite.size:
         raise BrokenImage("no value of it is a finite number")
-    aside = math.ceil(OUTLIER_SHARE * finite.size)
-    low, high = (finite[aside], finite[-1 - aside]) if 2 * aside < finite.size else (0.0, 0.0)
+    outliers = math.ceil(OUTLIER_SHARE * finite.size)
+    low, high = (finite[outliers], finite[-1 - outliers]) if 2 * outliers < finite.size else (0.0, 0.0)
     if low >= high:
         low, high = finite[0], finite[-1]
     if low == high:
         return Image.new("RGB", image.size, (128, 128, 128))
-    known = np.clip(np.nan_to_num(values, nan=low, posinf=high, neginf=low), low, high)
-    return Image.fromarray(np.rint((known - low) / (high - low) * 255).astype(np.uint8)).convert("RGB")
+    clipped = np.clip(np.nan_to_num(values, nan=low, posinf=high, neginf=low), low, high)
+    return Image.fromarray(np.rint((clipped - low) / (high - low) * 255).astype(np.uint8)).convert("RGB")

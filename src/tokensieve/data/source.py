@@ -1,4 +1,7 @@
-"""TODO docstring."""
+"""A data set ready to be read: samples in batches, for one process or several, with unreadable samples counted.
+
+Several processes share the batches: every batch is made of the same samples whoever reads it, and knows its place in the order.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +35,13 @@ class Broken(NamedTuple):
 class Batch(NamedTuple):
     """What the loader gives: the readable samples of one batch (images and targets are None if there are none), and the others.
 
-    targets: (B,) or (B,C), or B lists of captions, or what the source's `join` makes of them
+    targets: (B,) or (B,C), or B lists of captions, or what the source's `join` gives
     """
 
     images: Inputs | None
     targets: Any
     broken: list[Broken]
-    number: int  # the batch's place in the order of a single process, which may leave numbers out
+    number: int  # the batch's index in the order of a single process, which may leave numbers out
     samples: Tensor  # (B,) int64, one number for each sample, the same whoever reads it and however
 
 
@@ -55,7 +58,7 @@ class Source:
     classes: list[str]
     templates: Templates
     fingerprint: str
-    most_workers: int | None = None  # more processes than this would stand idle
+    most_workers: int | None = None  # more processes than this would be idle
     captions: bool = False
     join: Callable[[Sequence[Any], Sequence[Any]], tuple[Inputs, Any]] = stack_samples  # the samples of a batch as one
 
@@ -64,7 +67,7 @@ class Source:
 
     @property
     def size(self) -> int | None:
-        """The number of samples; None where only reading tells."""
+        """The number of samples; None for a stream."""
         return None if isinstance(self.samples, Stream) else len(self)
 
     def workers(self, wanted: int) -> int:
@@ -91,25 +94,25 @@ class Source:
         )
 
     def split(self, proportion: float, generator: torch.Generator) -> tuple[Source, Source]:
-        """The samples in two random parts, the second of that proportion; sizes and draws are torch's random_split's."""
+        """The samples in two random subsets, the second of that proportion; sizes and draws are torch's random_split's."""
         if isinstance(self.samples, Stream):
             raise UserError(
                 "a stream of shards has no length to take --val_proportion of: give --val_split with a split of it."
             )
         if not 0 < proportion < 1:
-            raise UserError(f"--val_proportion {proportion}: it must be above 0 and below 1, 0.1 say.")
+            raise UserError(f"--val_proportion {proportion}: it must be above 0 and below 1, such as 0.1.")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an empty part is an error here
-            parts: list[Any] = random_split(range(len(self)), [1 - proportion, proportion], generator)  # type: ignore[arg-type]
-        if not all(map(len, parts)):
+            warnings.simplefilter("ignore")  # an empty subset is an error here
+            subsets: list[Any] = random_split(range(len(self)), [1 - proportion, proportion], generator)  # type: ignore[arg-type]
+        if not all(map(len, subsets)):
             raise UserError(f"--val_proportion {proportion} of {len(self)} images leaves nothing to train or to validate on.")
         first, second = (
             replace(
                 self,
-                samples=Subset(self.samples, part.indices),
-                fingerprint=digest([self.fingerprint, list(part.indices)]),
+                samples=Subset(self.samples, subset.indices),
+                fingerprint=digest([self.fingerprint, list(subset.indices)]),
             )
-            for part in parts
+            for subset in subsets
         )
         return first, second
 
@@ -127,26 +130,26 @@ def take_first(source: Source, limit: int | None) -> Source:
 class Subset(Dataset[Any]):
     """Some samples of a data set, which keep their numbers there."""
 
-    def __init__(self, given: Any, indices: Sequence[int]) -> None:
-        inner = isinstance(given, Subset)
-        self.given = given.given if inner else given
-        self.indices = [given.indices[index] for index in indices] if inner else indices
+    def __init__(self, samples: Any, indices: Sequence[int]) -> None:
+        inner = isinstance(samples, Subset)
+        self.samples = samples.samples if inner else samples
+        self.indices = [samples.indices[index] for index in indices] if inner else indices
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
-        return self.given[self.indices[index]]
+        return self.samples[self.indices[index]]
 
 
 class Stream:
-    """Samples that come one after another, found first and decoded later: those of another process need not be decoded."""
+    """Samples that come one after another, read first and decoded later: those of another process need not be decoded."""
 
-    def found(self) -> Iterator[tuple[int, Any]]:
+    def read_encoded(self) -> Iterator[tuple[int, Any]]:
         """This worker's samples, still encoded, each with its number."""
         raise NotImplementedError
 
-    def decoded(self, sample: Any) -> Any:
+    def decode(self, sample: Any) -> Any:
         """The sample as (image tensor, target), or Broken."""
         raise NotImplementedError
 
@@ -154,14 +157,14 @@ class Stream:
 class FirstOfStream(Stream):
     """The first samples of a stream, in the order of a single worker."""
 
-    def __init__(self, given: Stream, limit: int) -> None:
-        self.given, self.limit = given, limit
+    def __init__(self, stream: Stream, limit: int) -> None:
+        self.stream, self.limit = stream, limit
 
-    def found(self) -> Iterator[tuple[int, Any]]:
-        return itertools.islice(self.given.found(), self.limit)
+    def read_encoded(self) -> Iterator[tuple[int, Any]]:
+        return itertools.islice(self.stream.read_encoded(), self.limit)
 
-    def decoded(self, sample: Any) -> Any:
-        return self.given.decoded(sample)
+    def decode(self, sample: Any) -> Any:
+        return self.stream.decode(sample)
 
 
 class _Batches(Dataset[Batch]):
@@ -175,8 +178,8 @@ class _Batches(Dataset[Batch]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, place: int) -> Batch:
-        number = self.numbers[place]
+    def __getitem__(self, index: int) -> Batch:
+        number = self.numbers[index]
         indices = range(number * self.size, min((number + 1) * self.size, len(self.samples)))
         names = [self.names[index] for index in indices]
         return collate([self.samples[index] for index in indices], number, names, self.join)
@@ -185,7 +188,7 @@ class _Batches(Dataset[Batch]):
 class _StreamBatches(IterableDataset[Batch]):
     """One process's batches of a stream: of every worker's batches the process takes its turn, and does not decode the others.
 
-    A DataLoader asks its workers in turn, so (turn, worker) is the order in which a single process would get them.
+    A DataLoader reads from its workers in turn, so (turn, worker) is the order in which a single process would get them.
     """
 
     def __init__(self, samples: Stream, size: int, rank: int, world: int, join: Any) -> None:
@@ -193,15 +196,15 @@ class _StreamBatches(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         worker, workers = worker_number()
-        found = self.samples.found()
+        encoded = self.samples.read_encoded()
         for turn in itertools.count():
-            chunk = list(itertools.islice(found, self.size))
+            chunk = list(itertools.islice(encoded, self.size))
             if not chunk:
                 return
-            fatal = any(isinstance(sample, Broken) and sample.fatal for _, sample in chunk)  # every process must hear of it
+            fatal = any(isinstance(sample, Broken) and sample.fatal for _, sample in chunk)  # every process must stop
             if turn % self.world == self.rank or fatal:
                 names, samples = zip(*chunk, strict=True)
-                decoded = [self.samples.decoded(sample) for sample in samples]
+                decoded = [self.samples.decode(sample) for sample in samples]
                 yield collate(decoded, turn * workers + worker, names, self.join)
 
 
@@ -220,7 +223,7 @@ def collate(samples: Sequence[Any], number: int, names: Sequence[int], join: Any
     kept, images, targets = zip(*readable, strict=True)
     try:
         joined, labels = join(images, targets)
-    except RuntimeError as error:  # torch's word for tensors that cannot be stacked
+    except RuntimeError as error:  # torch's error for tensors that cannot be stacked
         reason = f"its images or its labels differ in shape ({error})"
         return Batch(None, None, [Broken("a batch", reason, fatal=True)], number, torch.empty(0, dtype=torch.int64))
     return Batch(joined, labels, broken, number, torch.tensor(kept))

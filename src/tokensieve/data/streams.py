@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Data sets that are read as a stream: webdataset shards, and streams of other packages."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ IMAGE_SUFFIXES = ("webp", "png", "jpg", "jpeg")
 
 
 class OtherStream(Stream):
-    """A stream of another package, which decodes as it goes; its workers take every so-manieth sample."""
+    """A stream of another package, which decodes as it goes; its workers take turns."""
 
-    def __init__(self, given: Iterable[Any]) -> None:
-        self.given = given
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self.samples = samples
 
-    def found(self) -> Iterator[tuple[int, Any]]:
+    def read_encoded(self) -> Iterator[tuple[int, Any]]:
         worker, workers = worker_number()
-        return ((place * workers + worker, sample) for place, sample in enumerate(self.given))
+        return ((index * workers + worker, sample) for index, sample in enumerate(self.samples))
 
-    def decoded(self, sample: Any) -> Any:
+    def decode(self, sample: Any) -> Any:
         return sample
 
 
-def webdataset_source(given: Any, transform: Callable[[Any], Tensor], cache_dir: str | None) -> Source:
+def webdataset_source(dataset: Any, transform: Callable[[Any], Tensor], cache_dir: str | None) -> Source:
     """The same shards as clip_benchmark's pipeline, decoded here: no pickles, and a broken image is counted."""
     import webdataset
 
-    shards = [shard if isinstance(shard, str) else shard["url"] for shard in given.pipeline[0].urls]
+    shards = [shard if isinstance(shard, str) else shard["url"] for shard in dataset.pipeline[0].urls]
     for shard in shards:
         if "://" not in shard:
             _check_shard(shard, len(shards))
@@ -47,22 +47,21 @@ def webdataset_source(given: Any, transform: Callable[[Any], Tensor], cache_dir:
         shards, cache_dir=cache_dir, shardshuffle=False, nodesplitter=_every_shard, empty_check=False
     )
     mark = digest([(os.path.basename(shard), *file_stat(shard)) if os.path.isfile(shard) else shard for shard in shards])
-    captions = (
-        str.splitlines in given.pipeline[-1].args
-    )  # what clip_benchmark does to the text if dataset_type.txt says retrieval
+    # clip_benchmark splits the text into lines if dataset_type.txt holds "retrieval"
+    captions = str.splitlines in dataset.pipeline[-1].args
     stream = WebSamples(pipeline, transform, captions)
-    classes, templates = list(given.classes or []), given.templates or []
+    classes, templates = list(dataset.classes or []), dataset.templates or []
     return Source(stream, classes, templates, mark, most_workers=len(shards), captions=captions)
 
 
 def _check_shard(shard: str, total: int) -> None:
-    """A UserError if the shard is not there or cut off, which a tar stream would pass over in silence."""
+    """A UserError if the shard is missing or cut off, which a tar stream would ignore."""
     if not os.path.isfile(shard):
         raise UserError(f"the shard {shard} is missing, though nshards.txt counts {total}.")
     with open(shard, "rb") as file:
         file.seek(max(0, os.path.getsize(shard) - 1024))
         if file.read() != bytes(1024):  # two empty blocks end every tar file
-            raise UserError(f"the shard {shard} is damaged or cut off: it has not the end of a tar file. Fetch it again.")
+            raise UserError(f"the shard {shard} is damaged or cut off: it does not end like a tar file. Fetch it again.")
 
 
 def _every_shard(shards: Iterable[Any]) -> Iterable[Any]:
@@ -75,15 +74,15 @@ class WebSamples(Stream):
     def __init__(self, pipeline: Any, transform: Callable[[Any], Tensor], captions: bool) -> None:
         self.pipeline, self.transform, self.captions = pipeline, transform, captions
 
-    def found(self) -> Iterator[tuple[int, Any]]:
+    def read_encoded(self) -> Iterator[tuple[int, Any]]:
         try:
             for sample in self.pipeline:
                 name = f"{os.path.basename(sample['__url__'])}/{sample['__key__']}"
                 yield int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2, sample
         except (tarfile.TarError, EOFError, OSError) as error:  # raised here, it would lose its type between processes
-            yield 0, Broken("a shard", " ".join(str(part) for part in error.args), fatal=True)
+            yield 0, Broken("a shard", " ".join(map(str, error.args)), fatal=True)
 
-    def decoded(self, sample: Any) -> Any:
+    def decode(self, sample: Any) -> Any:
         if isinstance(sample, Broken):
             return sample
         name = str(sample["__key__"])

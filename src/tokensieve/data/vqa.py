@@ -1,26 +1,27 @@
-"""Questions about images with their answers: VQAv2 and GQA as they are published, a plain JSONL, and the embedded scenes.
+"""Questions about images with their answers: VQAv2 and GQA as published, a plain JSONL, and the embedded scenes.
 
     vqav2       v2_OpenEnded_mscoco_val2014_questions.json, v2_mscoco_val2014_annotations.json, val2014/COCO_val2014_%012d.jpg
     gqa         val_balanced_questions.json, images/<imageId>.jpg
-    jsonl:FILE  {"image": "a/b.jpg", "question": "...", "answers": ["...", ...]} a line; or "answer"; and "id", "kind" if known
+    jsonl:FILE  {"image": "a/b.jpg", "question": "...", "answers": ["...", ...]} a line; or "answer"; "id" and "kind" if known
     embedded-questions, embedded-questions-all      scenes drawn on the fly; the latter with the pairs that training never shows
 
-`check()` says before anything starts what of it does not fit together. An image that cannot be read is met while reading.
+This module declares them and imports no torch. `VqaData.check()` lists what does not fit together before anything starts; an
+image that cannot be read is found while reading.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tokensieve.data.vqa_files import FileQuestions, read_gqa, read_jsonl, read_vqav2
-from tokensieve.data.vqa_items import VqaData, VqaItem
+from tokensieve.data.registry import DATASETS, DatasetSpec, find_dataset
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.provenance import digest
+from tokensieve.registry import resolve
+
+if TYPE_CHECKING:
+    from tokensieve.data.vqa_items import VqaData
 
 EMBEDDED = {"embedded-questions": "seen", "embedded-questions-all": "all"}  # the pairs of colour and shape that are shown
-NAMES = (*EMBEDDED, "vqav2", "gqa")
 PREFIX = "jsonl:"
 
 
@@ -38,46 +39,23 @@ def load(
 
     Files that are not named are looked for under `root`, where the published archives put them.
     """
-    name = {"embedded": "embedded-questions"}.get(name, name)
-    if name.startswith(PREFIX):
-        name, questions = "jsonl", questions or name.removeprefix(PREFIX)
-    if name in EMBEDDED:
-        if given := [flag for flag in (questions, annotations, images) if flag is not None]:
-            raise UserError(f"{name} is drawn by the program and has no files: leave {given[0]} out, or name another data set.")
-        return SceneQuestions(name, split, limit)
-    if name not in ("vqav2", "gqa", "jsonl"):
-        known = (*NAMES, "jsonl:FILE")
+    name = {"embedded": "embedded-questions", "jsonl": PREFIX}.get(name, name)
+    spec = find_dataset(name)
+    if spec is None or spec.contents != "questions":
+        known = [spec.name + spec.argument for spec in DATASETS.values() if spec.contents == "questions"]
         raise UserError(f"there are no questions {name!r}: known are {', '.join(known)}.{did_you_mean(name, known)}")
-    if name != "vqav2" and annotations is not None:
-        raise UserError(f"{name} has its answers beside the questions: leave --annotations {annotations} out.")
-    named = {"questions": questions, "annotations": annotations, "images": images}
-    paths = {flag: None if path is None else Path(path) for flag, path in named.items()}
-    reader = {"vqav2": read_vqav2, "gqa": read_gqa, "jsonl": read_jsonl}[name]
-    asked, folder, odd = reader(split, None if root is None else Path(root), **paths)
-    if not asked:
-        raise UserError(f"{name} ({split}): there is no question in the files.")
-    return FileQuestions(name, split, asked, folder, limit, odd)
+    files = {"questions": questions, "annotations": annotations, "images": images}
+    data: VqaData = resolve(spec.build)(name, split=split, limit=limit, root=root, **files)
+    return data
 
 
-class SceneQuestions(VqaData):
-    """The questions about embedded scenes."""
+def _declare(name: str, summary: str, build: str, argument: str = "") -> None:
+    DATASETS.add(DatasetSpec(name, summary, build, "questions", "vqa", "questions", argument), origin=__name__)
 
-    def __init__(self, name: str, split: str, limit: int | None) -> None:
-        from tokensieve.embedded.datasets import EmbeddedQuestions
 
-        self.name, self.split = name, split
-        drawn: dict[str, Any] = (
-            {"length": limit} if split == "train" and limit is not None else {}
-        )  # for training as many as one likes
-        self.scenes = EmbeddedQuestions(split, pairs=EMBEDDED[name], **drawn)
-        self.length = min(len(self.scenes), len(self.scenes) if limit is None else limit)
-        self.fingerprint = digest([name, split, self.length])  # drawn by code, which is in the key of every result already
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> VqaItem:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        image, asked = self.scenes[index]
-        return VqaItem(image, asked.text, [asked.answer], str(index), asked.kind, str(index))
+_FILES, _SCENES = "tokensieve.data.vqa_files:build", "tokensieve.data.vqa_scenes:SceneQuestions"
+_declare("embedded-questions", "questions about drawn scenes of several objects", _SCENES)
+_declare("embedded-questions-all", "the same, with the pairs of colour and shape that no training image shows", _SCENES)
+_declare("vqav2", "VQAv2 in its published files", _FILES)
+_declare("gqa", "GQA in its published files", _FILES)
+_declare(PREFIX, "questions of the user's own, one JSON object a line", _FILES, argument="FILE")

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""A question about an image with its answers, and the data sets that hold such questions."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class VqaItem:
     question: str
     answers: list[str]
     id: str
-    kind: str = ""  # of question, where the data tells
+    kind: str = ""  # of question, where the data has it
     file: str = ""  # which image: several questions may be about one
 
     @property
     def answer(self) -> str:
-        """The answer most people gave; of equals the first."""
+        """The answer that most people gave; of equals the first."""
         return most_frequent(self.answers)
 
 
 def most_frequent(answers: Sequence[str]) -> str:
-    """The commonest of some answers; of equals the first."""
+    """The most frequent answer; of equals the first."""
     return Counter(answers).most_common(1)[0][0]
 
 
-class Asked(NamedTuple):
+class QuestionRecord(NamedTuple):
     """A question as the files have it."""
 
     file: str  # of the image, relative to the folder of images
@@ -44,11 +44,11 @@ class Asked(NamedTuple):
 
 
 class VqaData(Dataset[VqaItem]):
-    """Questions with their images; an image that cannot be read is a BrokenImage when it is asked for."""
+    """Questions with their images; an image that cannot be read is a BrokenImage when it is read."""
 
     name: str
     split: str
-    fingerprint: str  # of all that is asked, and of the images' files
+    fingerprint: str  # of all questions and of the images' files
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -57,7 +57,7 @@ class VqaData(Dataset[VqaItem]):
         raise NotImplementedError
 
     def check(self, allowed: float = 0.0) -> list[str]:
-        """A UserError if the data does not fit together, all faults in one; what is odd but harmless, as remarks.
+        """A UserError with all problems if the data does not fit together; else remarks on what is odd but harmless.
 
         allowed: the share of questions whose image may be missing (they then count as broken images).
         """

@@ -2,8 +2,8 @@
 
 `sieve-vit-8` is a CLIP; `sieve-coca-8` is the same CLIP with a decoder that writes captions; `sieve-llava-8` is a LLaVA that
 answers questions, in a folder as transformers' from_pretrained reads it (`llava_path`); `sieve-reid-6` re-identifies people, in
-a folder as `load_reid` reads it. `register` tells open_clip of the first two architectures through open_clip's own API; from
-then on they are open_clip models like any other:
+a folder as `reid.loading` reads it. `register` adds the first two architectures to open_clip through its own API; from then on
+they are open_clip models like any other:
 
     register()
     model, _, preprocess = open_clip.create_model_and_transforms(MODEL, pretrained=str(weights_path(PRETRAINED)))

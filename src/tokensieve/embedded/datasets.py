@@ -51,7 +51,7 @@ class EmbeddedScenes(Dataset[tuple[Any, int]]):
         if pairs not in ("seen", "heldout"):
             raise UserError(f"pairs={pairs!r}: allowed are 'seen' and 'heldout'")
         if split == "train" and pairs == "heldout":
-            raise UserError("held-out pairs are never in the training split; ask for the split 'val' or 'test'")
+            raise UserError("held-out pairs are never in the training split; use the split 'val' or 'test'")
         self.pairs = SEEN if pairs == "seen" else HELD_OUT
         self.start = 0 if pairs == "seen" else _HELD_OUT_START
         self.length = _LENGTHS[split, "seen"] if pairs == "seen" else _HELD_OUT_LENGTHS[split]
@@ -77,7 +77,7 @@ _CAPTIONS_START, _QUESTIONS_START, _SELECTION_START = 20_000_000, 30_000_000, 40
 
 
 class EmbeddedCaptions(Dataset[tuple[Any, list[str]]]):
-    """Several objects a picture, with a caption seen from each of them that tells all and their places: (image, captions)."""
+    """Several objects a picture, with a caption from each one's position that names all: (image, captions)."""
 
     def __init__(self, split: str = "test", transform: Callable[[Image.Image], Any] | None = None, length: int = 1_000) -> None:
         self.seed, self.transform, self.length = split_seed(split), transform, length
@@ -141,7 +141,7 @@ class EmbeddedQuestions(Dataset[tuple[Any, scene_texts.Question]]):
         if pairs not in ("seen", "all"):
             raise UserError(f"pairs={pairs!r}: allowed are 'seen' and 'all'")
         if split == "train" and pairs == "all":
-            raise UserError("held-out pairs are never in the training split; ask for the split 'val' or 'test'")
+            raise UserError("held-out pairs are never in the training split; use the split 'val' or 'test'")
         self.pairs = SEEN if pairs == "seen" else PAIRS
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Captions of the embedded scenes, pairs of scenes that differ in one thing, and questions with answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokensieve.embedded.scenes import COLOURS, PAIRS, SHAPES, SIZE, Pair, Scene
 
 
 def relation(a: Thing, b: Thing) -> str:
-    """Where a lies seen from b, along the axis on which they are further apart."""
+    """Where a lies relative to b, along the axis on which they are further apart."""
     dx, dy = a.x - b.x, a.y - b.y
     if abs(dx) >= abs(dy):
         return "left of" if dx < 0 else "right of"
@@ -22,21 +22,21 @@ def relation(a: Thing, b: Thing) -> str:
 def caption(scene: Scene) -> str:
     """A true sentence that names every object: "a red circle left of a blue star and above a white ring"."""
     first, *others = scene.objects
-    return _seen_from(first, others)
+    return _described_from(first, others)
 
 
-def _seen_from(first: Thing, others: Sequence[Thing]) -> str:
-    told = [f"{relation(first, other)} a {name_of(other.pair)}" for other in others]
-    return f"a {name_of(first.pair)} {' and '.join(told)}".strip()
+def _described_from(first: Thing, others: Sequence[Thing]) -> str:
+    relations = [f"{relation(first, other)} a {name_of(other.pair)}" for other in others]
+    return f"a {name_of(first.pair)} {' and '.join(relations)}".strip()
 
 
 def captions(scene: Scene) -> list[str]:
-    """One true sentence for each object, seen from it; objects and what lies around them are told from left to right.
+    """One true sentence for each object, from its position; objects and what lies around them come from left to right.
 
-    So all that a sentence says can be seen in the picture, but for the object it begins with: there is one for each.
+    So the picture shows all that a sentence holds, but for the object it begins with: there is one for each.
     """
     things = sorted(scene.objects, key=lambda thing: thing.x)
-    return [_seen_from(thing, [other for other in things if other is not thing]) for thing in things]
+    return [_described_from(thing, [other for other in things if other is not thing]) for thing in things]
 
 
 DIFFERENCES = ("colour", "place", "object")
@@ -83,7 +83,7 @@ PLACES = ("left", "right", "above", "below")
 
 
 def ask(seed: int, index: int, pairs: Sequence[Pair] = PAIRS) -> tuple[Scene, Question]:
-    """A scene and a question about it. Each kind's answers are equally likely, so the words alone tell nothing."""
+    """A scene and a question about it. Each kind's answers are equally likely, so the words alone give nothing away."""
     rng = np.random.default_rng([seed, index, 1])
     kind = QUESTION_KINDS[index % len(QUESTION_KINDS)]
     count = int(rng.integers(1, 5)) if kind == "count" else None
@@ -100,17 +100,17 @@ def ask_many(
     scene = several(seed, index, pairs, int(rng.integers(1, 5)))
     things = len(scene.objects)
     kinds = [kind for kind in kinds if kind != "position" or things > 1]
-    asked: dict[str | int, Question] = {}
+    questions: dict[str | int, Question] = {}
     for turn in range(2 * number):  # a scene of one object has few questions
         kind = kinds[(index + turn) % len(kinds)]
         question = _question(rng, scene, kind, rng.permutation(things), pairs)
-        if len(asked) < number:
-            asked.setdefault(turn if kind == "presence" else question.text, question)
-    return scene, list(asked.values())
+        if len(questions) < number:
+            questions.setdefault(turn if kind == "presence" else question.text, question)
+    return scene, list(questions.values())
 
 
 def _question(rng: np.random.Generator, scene: Scene, kind: str, picked: np.ndarray, pairs: Sequence[Pair]) -> Question:
-    """A question of a kind about the first of the picked objects (and the second, where two are asked for)."""
+    """A question of a kind about the first of the picked objects (and the second, where the kind needs two)."""
     thing = scene.objects[picked[0]]
     if kind == "colour":
         return Question(kind, f"what colour is the {thing.shape}?", thing.colour, tuple(COLOURS))
@@ -126,9 +126,9 @@ def _question(rng: np.random.Generator, scene: Scene, kind: str, picked: np.ndar
         middle = replace(thing, x=SIZE / 2, y=SIZE / 2)
         text = f"where is the {name_of(thing.pair)} in the picture?"
         return Question(kind, text, PLACES[RELATIONS.index(relation(thing, middle))], PLACES)
-    asked = thing.pair
+    pair = thing.pair
     present = {t.pair for t in scene.objects}
     answer = "yes" if rng.random() < 0.5 else "no"
-    while answer == "no" and asked in present:
-        asked = pairs[int(rng.integers(len(pairs)))]
-    return Question(kind, f"is there a {name_of(asked)}?", answer, ("yes", "no"))
+    while answer == "no" and pair in present:
+        pair = pairs[int(rng.integers(len(pairs)))]
+    return Question(kind, f"is there a {name_of(pair)}?", answer, ("yes", "no"))

@@ -118,7 +118,7 @@ def resolve_task_and_model_type(args: argparse.Namespace) -> argparse.Namespace:
         for name in data_registry.dataset_names(made.dataset)
     }
     for (name, task), kind in product(tasks.items(), KINDS):
-        if (task == kind.task) != (data_registry.exclusive_task(name) == kind.task):
+        if (task == kind.task) != (data_registry.contents_of(name) == {VQA: "questions", REID: "objects"}[kind.task]):
             none = (f"no {kind.has}", f"--dataset {kind.dataset}")
             what, use = none if task == kind.task else (kind.has, f"--task {kind.task}")
             raise UserError(f"{name} has {what}, so the task cannot be {task}: give {use}.")

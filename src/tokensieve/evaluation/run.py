@@ -47,7 +47,6 @@ from tokensieve.evaluation.rows import keep_earlier_measurements, make_row, rows
 from tokensieve.files import check_writable, format_template
 from tokensieve.models import loading
 from tokensieve.models.loading import open_clip as load_open_clip
-from tokensieve.models.loading import vlm as load_vlm
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.plan import Plan
 from tokensieve.tasks.base import Task, TaskContext
@@ -127,10 +126,14 @@ class ModelCache:
 def _load(model: str, pretrained: str, args: argparse.Namespace, device: torch.device) -> Loaded:
     if args.skip_load:
         return Loaded(model=None, transform=_as_it_is, tokenizer=_no_tokenizer, fingerprint="")
-    if args.model_type == "vlm":
-        dtype = torch.float32 if args.amp is False else None
-        return load_vlm.load(model, device, dtype, cache_dir=args.model_cache_dir, revision=pretrained)
-    return loading.load(model, pretrained, model_type=args.model_type, cache_dir=args.model_cache_dir, device=device)
+    return loading.load(
+        model,
+        pretrained,
+        model_type=args.model_type,
+        cache_dir=args.model_cache_dir,
+        device=device,
+        dtype=torch.float32 if args.amp is False else None,
+    )
 
 
 def _as_it_is(image: Any) -> Any:

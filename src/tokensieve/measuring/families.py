@@ -6,81 +6,28 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tokensieve import files
 from tokensieve.core import Reduction, View
 from tokensieve.cutting.handle import apply
 from tokensieve.errors import PlanWarning, Uncuttable, UserError
 from tokensieve.methods.registry import describe
-from tokensieve.models.registry import open_tower, open_vlm
+from tokensieve.models.families import VLM_FAMILIES, Example
+from tokensieve.models.features import encode_image
+from tokensieve.models.registry import families, open_tower, open_vlm
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Budget, Plan, Step, Where
-from tokensieve.testing import tiny_vlms
-from tokensieve.testing.tiny_models import (
-    distilled_model,
-    eva_model,
-    hf_model,
-    map_model,
-    open_clip_model,
-    open_clip_timm_model,
-    timm_model,
-)
+from tokensieve.registry import resolve
 
-INTRO = """\
-# Families
-
-Made by `tokensieve families --output docs/families.md`: each line is a tiny random model of the family, on which every kind
-of cut was tried.
-
-Prefix tokens are CLS, registers and the distillation token. They stand before the patches, are never counted in a budget and
-never cut.
-
-`A_coarse`, by which `anchor` finds its anchors (`View.coarse()` for your own methods), is how much the token that becomes the
-image feature attends to each patch, in the block before the cut:
-
-- the CLS row of that block's attention, softmax over all keys, mean over heads;
-- where there is no CLS token but a pooling head with a learned query (MAP heads, as SigLIP's): the attention of that query,
-  by the head's own projections, to the tokens at the cut after the tower's last norm, log(size) included;
-- where there is neither (mean pooling): the attention that a patch receives, mean over all queries of the block.
-
-After a cut, rotary angles are those of the kept patches of each image; a merged token has those of the patch that stands for
-it. `@L` is after block L, `@L.attn` between its attention and its MLP. "by size" means that the model's own pooling counts a
-merged token as often as it stands for patches; where the feature is made of prefix tokens alone, sizes reach it through
-the attention of later blocks. Grids are those of the batch, not those of the config. SigLIP2's padding is taken off before
-the first block; the images of one batch need the same grid of patches. Not to be cut: a tower without patch tokens
-(ResNet), blocks that run attention and MLP in parallel, backbones and decoders that need the whole raster.
-
-The last lines are vision-language models. `@llm.L` is at the input of layer L of the language model, where `A_coarse` is the
-row of the prompt's last token in that layer's attention; "by size" means there that the decoder hears a merged token as often
-as it stands for patches. More about them: [vlm.md](vlm.md).
-"""
 WHERES = ("0", "2", "2.attn", "out")
 LLM = "llm.2"
 SHOWN = {"0": "@0", "2": "@L", "2.attn": "@L.attn", "out": "@out", LLM: "@llm.L"}
 Inputs = Tensor | Mapping[str, Tensor]  # images, or what the processor of a vision-language model makes
-
-
-@dataclass(frozen=True)
-class Example:
-    """A family, models of it that people know, and a tiny one."""
-
-    models: str
-    build: Callable[[], nn.Module]
-    extra: str = ""  # what the prefix tokens after CLS are
-    name: str = ""  # of a family that has no tower to tell it
-
-
-@dataclass(frozen=True)
-class VlmExample:
-    """A family of vision-language models, one that people know, and a tiny one with prompts for it."""
-
-    models: str
-    build: Callable[[], tuple[nn.Module, Mapping[str, Tensor]]]
 
 
 @dataclass
@@ -91,7 +38,7 @@ class Line:
     models: str
     prefix: str = ""
     coarse: str = ""
-    drops: list[str] = field(default_factory=list)  # places where tokens can be dropped
+    drops: list[str] = field(default_factory=list)  # positions where tokens can be dropped
     merges: list[str] = field(default_factory=list)
     pooling: str = ""
     reasons: list[str] = field(default_factory=list)  # why not, where not
@@ -102,43 +49,12 @@ class Line:
         places = drops if drops == merges else f"drop {drops}, merge {merges}"
         return self.family, self.models, self.prefix, self.coarse, places, self.pooling
 
-    def why_not(self) -> str:
-        """Why it cannot be cut at some place, or nothing."""
+    def failure_text(self) -> str:
+        """Why it cannot be cut at some positions, or nothing."""
         return f"{self.family}: {'; '.join(self.reasons)}" if self.reasons else ""
 
 
 HEADS = ("family", "for example", "prefix", "A_coarse", "drop and merge", "pooling")
-EXAMPLES = (
-    Example("ViT-B-16, ViT-L-14-336", open_clip_model),
-    Example("coca_ViT-B-32", lambda: open_clip_model(attentional_pool=True, attn_pooler_heads=2, attn_pooler_queries=4)),
-    Example("ViT-B-16-SigLIP, ViT-SO400M-14-SigLIP-384", lambda: open_clip_timm_model(timm_model(**map_model()))),
-    Example("EVA02-B-16, EVA02-L-14-336", lambda: open_clip_timm_model(eva_model(swiglu_mlp=True, global_pool="token"))),
-    Example("RN50", lambda: open_clip_model(layers=[1, 1, 1, 1], width=8, image_size=64), name="open_clip ModifiedResNet"),
-    Example("vit_base_patch16_224, deit3_base_patch16_224", timm_model),
-    Example("vit_base_patch14_reg4_dinov2", lambda: timm_model(reg_tokens=4, init_values=1e-5), "registers"),
-    Example("deit_base_distilled_patch16_224", distilled_model, "distillation"),
-    Example("vit_base_patch16_siglip_224", lambda: timm_model(**map_model())),
-    Example("vit_base_patch16_siglip_gap_224", lambda: timm_model(class_token=False, global_pool="avg")),
-    Example("eva02_base_patch14_448", lambda: eva_model(swiglu_mlp=True, scale_mlp=True, qkv_fused=False)),
-    Example("vit_base_patch16_dinov3", lambda: eva_model(rope_type="dinov3", num_reg_tokens=4), "registers"),
-    Example("vit_base_patch16_rope_mixed_224", lambda: eva_model(rope_type="mixed", attn_type="rope", global_pool="token")),
-    Example("openai/clip-vit-base-patch16", lambda: hf_model("CLIPVision")),
-    Example("google/siglip-base-patch16-224", lambda: hf_model("SiglipVision")),
-    Example("google/siglip2-base-patch16-naflex", lambda: hf_model("Siglip2Vision")),
-    Example("google/vit-base-patch16-224", lambda: hf_model("ViT")),
-    Example("facebook/deit-base-distilled-patch16-224", lambda: hf_model("DeiT"), "distillation"),
-    Example("facebook/dinov2-base", lambda: hf_model("Dinov2")),
-    Example("facebook/dinov2-with-registers-base", lambda: hf_model("Dinov2WithRegisters", num_register_tokens=4), "registers"),
-    Example("facebook/dinov3-vitb16-pretrain-lvd1689m", lambda: hf_model("DINOv3ViT", num_register_tokens=4), "registers"),
-)
-VLM_EXAMPLES = (
-    VlmExample("llava-hf/llava-1.5-7b-hf", lambda: (tiny_vlms.llava(), tiny_vlms.prompts())),
-    VlmExample("llava-hf/llava-v1.6-mistral-7b-hf", partial(tiny_vlms.relative, "llava_next")),
-    VlmExample("llava-hf/llava-onevision-qwen2-7b-ov-hf", partial(tiny_vlms.relative, "llava_onevision")),
-    VlmExample("Qwen/Qwen2-VL-7B-Instruct", partial(tiny_vlms.relative, "qwen2_vl")),
-    VlmExample("Qwen/Qwen2.5-VL-7B-Instruct", partial(tiny_vlms.relative, "qwen2_5_vl")),
-    VlmExample("Qwen/Qwen3-VL-8B-Instruct", partial(tiny_vlms.relative, "qwen3_vl")),
-)
 
 
 def table() -> list[Line]:
@@ -146,13 +62,14 @@ def table() -> list[Line]:
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
         torch.manual_seed(0)
-        return [*map(try_family, EXAMPLES), *map(try_vlm_family, VLM_EXAMPLES)]
+        towers = [try_family(example) for family in families() for example in family.examples]
+        return towers + [try_vlm_family(family.example) for family in VLM_FAMILIES.values()]
 
 
 def try_family(example: Example) -> Line:
-    """One line: the tiny model is built, opened, cut everywhere in both ways, and asked where its A_coarse comes from."""
+    """One line: the tiny model is built, opened, cut everywhere in both ways, and the source of its A_coarse is found."""
     try:
-        model = example.build().eval()
+        model = resolve(example.build)(**example.options).eval()
         tower = open_tower(model)
     except Uncuttable as error:
         return Line(example.name, example.models, reasons=[error.reason])
@@ -166,10 +83,10 @@ def try_family(example: Example) -> Line:
     return line
 
 
-def try_vlm_family(example: VlmExample) -> Line:
+def try_vlm_family(example: Example) -> Line:
     """The same for a vision-language model: in its tower, at its tower's output, and in its decoder."""
     try:
-        model, inputs = example.build()
+        model, inputs = resolve(example.build)(**example.options)
     except ImportError as error:
         return Line(example.models, example.models, reasons=[f"{error.name} is not installed"])
     vlm = open_vlm(model.eval())
@@ -184,21 +101,19 @@ def try_vlm_family(example: VlmExample) -> Line:
 
 
 def _try_cuts(line: Line, model: nn.Module, inputs: Inputs, wheres: Sequence[str]) -> None:
-    """Drops and merges at all these places, noted in the line."""
-    for places, rest in ((line.drops, "drop"), (line.merges, "merge")):
+    """Tries drops and merges at all these positions, and records in the line what works."""
+    for positions, rest in ((line.drops, "drop"), (line.merges, "merge")):
         for where in wheres:
             try:
                 _cut(model, inputs, f"grid@{where}:5(rest={rest})")
             except UserError as error:
                 line.reasons.append(f"{SHOWN[where]} {rest}: {error}")
             else:
-                places.append(SHOWN[where])
+                positions.append(SHOWN[where])
 
 
 def _cut(model: Any, inputs: Inputs, plan: Plan | str) -> Tensor:
     """The feature, or the logits, with the plan on, which really cut."""
-    from tokensieve.models.features import encode_image
-
     with torch.no_grad(), apply(model, plan) as handle:
         feature: Tensor = encode_image(model, inputs) if isinstance(inputs, Tensor) else model(**inputs).logits
     if not torch.isfinite(feature).all() or not any(row.tokens_out < row.tokens_in for row in handle.ledger):
@@ -218,19 +133,19 @@ def _plan(decide: Callable[..., Reduction], where: str, **about: Any) -> Plan:
 
 def _coarse(model: nn.Module, inputs: Inputs, where: str) -> str:
     """Which row the view gives as A_coarse: it is compared with each."""
-    found = []
+    sources = []
 
-    def look(view: View, keep: int) -> Reduction:
+    def record_source(view: View, keep: int) -> Reduction:
         attention = view.attention
         assert attention is not None
         if attention.prefix and attention.has_cls and torch.equal(view.coarse(), attention.cls_row()):
-            found.append("last token's row" if where == LLM else "CLS row")
+            sources.append("last token's row" if where == LLM else "CLS row")
         else:
-            found.append("received" if torch.equal(view.coarse(), attention.received()) else "pooling query")
+            sources.append("received" if torch.equal(view.coarse(), attention.received()) else "pooling query")
         return Reduction.keep(torch.arange(keep).expand(len(view.tokens), -1), view.n)
 
-    _cut(model, inputs, _plan(look, where, needs=("attention",)))
-    return found[0]
+    _cut(model, inputs, _plan(record_source, where, needs=("attention",)))
+    return sources[0]
 
 
 def _pooling(model: nn.Module, inputs: Inputs, where: str, otherwise: str) -> str:
@@ -256,17 +171,16 @@ def _pooling(model: nn.Module, inputs: Inputs, where: str, otherwise: str) -> st
 def markdown(lines: Sequence[Line]) -> str:
     """The page: what the columns mean, and the table."""
     rows = [HEADS, tuple("---" for _ in HEADS), *(line.cells() for line in lines)]
-    notes = "".join(f"\n{note}.\n" for note in map(Line.why_not, lines) if note)
-    return INTRO + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + notes
+    notes = "".join(f"\n{note}.\n" for note in map(Line.failure_text, lines) if note)
+    intro = (Path(__file__).parent / "families_intro.md").read_text(encoding="utf-8")
+    return intro + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + notes
 
 
 def run(args: Namespace) -> None:
-    """Prints the table, and writes it as Markdown where args.output says so."""
+    """Prints the table, and writes it as Markdown to args.output where that is given."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
-
-    from tokensieve import files
 
     if args.output is not None:
         files.check_writable(Path(args.output))
@@ -280,7 +194,7 @@ def run(args: Namespace) -> None:
         shown.add_row(f"{family}\n  {models}", *others)
     console = Console()
     console.print(shown)
-    for note in filter(None, map(Line.why_not, lines)):
+    for note in filter(None, map(Line.failure_text, lines)):
         console.print(note, highlight=False)
     if args.output is not None:
         files.replace_file(Path(args.output), markdown(lines).encode())

@@ -1,1 +1,1 @@
-"""TODO package."""
+"""Models: how each family is opened (one file a family) and loaded by name (loading/)."""

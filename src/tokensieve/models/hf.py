@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -79,7 +80,7 @@ class HFBlock:
     names: Names
     prefix: int
     has_cls: bool
-    pads: bool  # the mask it is handed says which patches are padding, and padding is gone before the first block
+    pads: bool  # the mask it is handed marks which patches are padding, and padding is gone before the first block
 
     @property
     def attention(self) -> Any:
@@ -100,9 +101,9 @@ class HFBlock:
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
         attn = self.attention
-        seen = getattr(self.module, self.names.norm1)(x)
+        normed = getattr(self.module, self.names.norm1)(x)
         heads = attn.q_proj.out_features // attn.head_dim
-        q, k, v = (split_heads(part(seen), heads) for part in (attn.q_proj, attn.k_proj, attn.v_proj))
+        q, k, v = (split_heads(linear(normed), heads) for linear in (attn.q_proj, attn.k_proj, attn.v_proj))
         if kwargs.get("position_embeddings") is not None:
             cos, sin = kwargs["position_embeddings"]
             q, k = (self._turned(part, cos, sin).type_as(v) for part in (q, k))
@@ -182,8 +183,8 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
             raise UserError(WITH_MASK)
         return {}
 
-    def watch(tell: Callable[[Layout], None]) -> list[Undo]:
-        return _watch_shapes(net, tell) if flexible else watch_conv(attrgetter(kind.patches)(net), tell)
+    def on_layout(set_layout: Callable[[Layout], None]) -> list[Undo]:
+        return _watch_shapes(net, set_layout) if flexible else watch_conv(attrgetter(kind.patches)(net), set_layout)
 
     def patch_pooling(sizes: Sizes) -> list[Undo]:
         undo = [blank_after(attrgetter(kind.last)(net), prefix, sizes)] if kind.norms_all else []
@@ -208,7 +209,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         image_size=image_size,
         pools_cls=has_cls and not averages,
         check=check,
-        on_layout=watch,
+        on_layout=on_layout,
         patch_pooling=patch_pooling,
         entries=[Entry(net, "forward", context=check_mask)],
         project=project,
@@ -218,7 +219,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
 
 
 def _sizes(net: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The grid and the image size that the config tells, each (h, w)."""
+    """The grid and the image size in the config, each (h, w)."""
 
     def pair(size: Any) -> tuple[int, int]:
         return (size, size) if isinstance(size, int) else (size[0], size[1])
@@ -231,8 +232,8 @@ def _sizes(net: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     return (height // ph, width // pw), (height, width)
 
 
-def _watch_shapes(net: Any, tell: Callable[[Layout], None]) -> list[Undo]:
-    """SigLIP2's batches tell the shape of each image's grid; padding behind it is taken off before the first block."""
+def _watch_shapes(net: Any, set_layout: Callable[[Layout], None]) -> list[Undo]:
+    """SigLIP2's batches hold the shape of each image's grid; padding behind it is taken off before the first block."""
 
     def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         shapes = kwargs["spatial_shapes"] if "spatial_shapes" in kwargs else args[1]
@@ -244,7 +245,7 @@ def _watch_shapes(net: Any, tell: Callable[[Layout], None]) -> list[Undo]:
                 "put images with the same grid into a batch"
             )
         h, w = grids[0]
-        tell(Layout((h, w), h * w, padded=True))
+        set_layout(Layout((h, w), h * w, padded=True))
 
     def unmask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args[:1], {name: value for name, value in kwargs.items() if name != "attention_mask"}
@@ -278,3 +279,51 @@ def _weigh_mean(net: Any, prefix: int, sizes: Sizes) -> Undo:
         return output
 
     return replace(net, "forward", forward)
+
+
+def image_encoder(model: nn.Module, unscaled: bool) -> Callable[[Tensor], Tensor] | None:
+    """The pooled feature (of ViT and DeiT the normed CLS token); None for models that take no pixels."""
+    net: Any = model
+    kind = getattr(getattr(net, "config", None), "model_type", "")
+    if "ForImageClassification" in type(net).__name__:
+        net = getattr(net, net.base_model_prefix, None) or net.vision_model
+    if hasattr(net, "get_image_features"):
+        run = net.get_image_features
+    elif getattr(net, "main_input_name", "") == "pixel_values":
+        run = net
+    else:
+        return None
+    config = getattr(net.config, "vision_config", None) or net.config
+    flexible = "interpolate_pos_encoding" in inspect.signature(net.forward).parameters
+
+    def resized(images: Tensor) -> dict[str, bool]:
+        """Images of another size than the configured one have their position embeddings interpolated."""
+        size = getattr(config, "image_size", None)
+        h, w = size if isinstance(size, (tuple, list)) else (size, size)
+        return {"interpolate_pos_encoding": True} if flexible and tuple(images.shape[-2:]) != (h, w) else {}
+
+    if kind in ("vit", "deit"):
+        return lambda images: run(pixel_values=images, **resized(images)).last_hidden_state[:, 0]
+    if kind.startswith("siglip2"):
+        return lambda images: pooled_output(run(**_patches(images, config.patch_size)))
+    return lambda images: pooled_output(run(pixel_values=images, **resized(images)))
+
+
+def _patches(images: Tensor, size: int) -> dict[str, Tensor | None]:
+    """Whole images as SigLIP2's flexible tower takes them: (B, 3, h, w) -> (B, N, size * size * 3) and each grid's shape."""
+    batch, _, height, width = images.shape
+    h, w = height // size, width // size
+    cells = images.reshape(batch, 3, h, size, w, size).permute(0, 2, 4, 3, 5, 1)  # (B, h, w, size, size, 3)
+    shapes = torch.tensor([[h, w]], device=images.device).expand(batch, -1)
+    return {"pixel_values": cells.reshape(batch, h * w, -1), "pixel_attention_mask": None, "spatial_shapes": shapes}
+
+
+def pooled_output(output: Any) -> Tensor:
+    """The feature in what a model returns: transformers 5 returns an object that holds it, older ones the feature itself."""
+    if isinstance(output, Tensor):
+        return output
+    for name in ("image_embeds", "pooler_output"):
+        feature = getattr(output, name, None)
+        if feature is not None:
+            return feature
+    raise UserError(f"{type(output).__name__} holds no pooled feature; load the model with its pooling head")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ class OpenBlock:
     module: Any
     prefix: int
 
-    def look(self, x: Tensor, bias: Tensor | None = None) -> Attention:
+    def attention_at(self, x: Tensor, bias: Tensor | None = None) -> Attention:
         attn = self.module.attn
         weight, offset, width = attn.in_proj_weight, attn.in_proj_bias, x.shape[-1]
         both = F.linear(self.module.ln_1(x), weight[: 2 * width], None if offset is None else offset[: 2 * width])
@@ -105,7 +107,7 @@ def open_tower(model: nn.Module) -> Tower | None:
         image_size=tuple(visual.image_size),
         pools_cls=visual.pool_type == "tok" and visual.attn_pool is None,
         check=check,
-        on_layout=lambda tell: watch_conv(visual.conv1, tell),
+        on_layout=lambda set_layout: watch_conv(visual.conv1, set_layout),
         patch_pooling=lambda sizes: _weigh_pooling(visual, sizes),
         entries=[Entry(visual, name) for name in ("forward", "forward_intermediates") if hasattr(visual, name)],
         project=lambda x: _project(visual, x),
@@ -152,3 +154,14 @@ def _sized_pool(visual: Any, stock: Callable[[Tensor], tuple[Tensor, Tensor]], s
         return stock(torch.cat([x[:, :1], tokens], dim=1))
 
     return pool
+
+
+def image_encoder(model: nn.Module, unscaled: bool) -> Callable[[Tensor], Tensor] | None:
+    """encode_image of a CLIP, unscaled without its normalisation; the output of a bare image tower; None for other models."""
+    net: Any = model
+    if hasattr(net, "encode_image"):
+        scales = unscaled and "normalize" in inspect.signature(net.encode_image).parameters
+        return partial(net.encode_image, normalize=False) if scales else net.encode_image
+    if type(net).__module__.startswith("open_clip.") and hasattr(net, "image_size"):
+        return lambda images: out[0] if isinstance(out := net(images), tuple) else out
+    return None

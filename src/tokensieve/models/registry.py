@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Opening a model of any declared family."""
 
 from __future__ import annotations
 
@@ -7,37 +7,30 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from tokensieve.errors import Uncuttable
-from tokensieve.models.tower import Tower
+from tokensieve.models import vlm
+from tokensieve.models.families import FAMILIES, Family
+from tokensieve.registry import resolve
 
 if TYPE_CHECKING:
+    from tokensieve.models.tower import Tower
     from tokensieve.models.vlm import Vlm
 
 
-KNOWN = (
-    "open_clip models with a VisionTransformer or a timm tower (CLIP, CoCa, SigLIP, EVA02); timm VisionTransformers (DeiT, "
-    "DINOv2, ...) and Eva; Hugging Face CLIP, SigLIP, SigLIP2, ViT, DeiT, DINOv2 and DINOv3"
-)
+def families() -> list[Family]:
+    """All families in the order in which they are tried."""
+    return sorted(FAMILIES.values(), key=lambda family: family.order)
 
 
 def open_tower(model: nn.Module) -> Tower:
     """The vision tower of a model of any known family; Uncuttable, with the reason, where there is none."""
-    from tokensieve.models import hf, open_clip, timm
-    from tokensieve.reid import build
-
-    vlm = open_vlm(model)
-    if vlm is not None:
-        if vlm.tower is None:
-            raise Uncuttable(f"{type(model).__name__}: {vlm.reason}")
-        return vlm.tower
-    for family in (build, open_clip, timm, hf):
-        tower = family.open_tower(model)
+    for family in families():
+        tower: Tower | None = resolve(family.open_tower)(model)
         if tower is not None:
             return tower
-    raise Uncuttable(f"{type(model).__name__} is of no family that can be cut; known are {KNOWN}")
+    known = "; ".join(family.description for family in families() if family.description)
+    raise Uncuttable(f"{type(model).__name__} is of no family that can be cut; known are {known}")
 
 
 def open_vlm(model: nn.Module) -> Vlm | None:
     """The parts of a vision-language model; None if it is none that is known."""
-    from tokensieve.models import vlm
-
     return vlm.open_vlm(model)

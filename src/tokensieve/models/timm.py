@@ -40,8 +40,8 @@ class TimmBlock:
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
         module, attn = self.module, self.module.attn
-        seen = x if self.norm_after else module.norm1(x)
-        q, k, v = self._heads(seen)
+        normed = x if self.norm_after else module.norm1(x)
+        q, k, v = self._heads(normed)
         q, k = attn.q_norm(q), attn.k_norm(k)
         rope = kwargs.get("rope")
         if rope is not None:
@@ -52,13 +52,13 @@ class TimmBlock:
         out, lse = attend(q, k, v, bias, attn.scale)
         out = attn.norm(out.transpose(1, 2).flatten(2))  # (B, T, D)
         if getattr(attn, "gate", None) is not None:
-            out = out * attn.gate(seen).sigmoid()
+            out = out * attn.gate(normed).sigmoid()
         out = attn.proj_drop(attn.proj(out))
         return x + self._branch(out, 1), Attention(q, k, self.prefix, attn.scale, bias, lse, self.has_cls)
 
     def mlp(self, x: Tensor) -> Tensor:
-        seen = x if self.norm_after else self.module.norm2(x)
-        return x + self._branch(self.module.mlp(seen), 2)
+        normed = x if self.norm_after else self.module.norm2(x)
+        return x + self._branch(self.module.mlp(normed), 2)
 
     def _heads(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, T, D) -> q, k, v, each (B, H, T, d)."""
@@ -159,7 +159,7 @@ def _open(trunk: Any, family: str) -> Tower:
         image_size=tuple(embed.img_size),
         pools_cls=trunk.global_pool == "token" and pool is None,
         check=check,
-        on_layout=lambda tell: watch_conv(embed.proj, tell),
+        on_layout=lambda set_layout: watch_conv(embed.proj, set_layout),
         patch_pooling=lambda sizes: _weigh_pooling(trunk, sizes),
         entries=[
             Entry(trunk, "forward"),
@@ -256,3 +256,11 @@ def _sized_pool(trunk: Any, stock: Callable[..., Tensor], sizes: Sizes) -> Calla
         return most if kind == "max" else 0.5 * (most + mean)
 
     return pool
+
+
+def image_encoder(model: nn.Module, unscaled: bool) -> Callable[[Tensor], Tensor] | None:
+    """What the model hands its classifier; None for other models."""
+    net: Any = model
+    if not hasattr(net, "forward_features") or not hasattr(net, "forward_head"):
+        return None
+    return lambda images: net.forward_head(net.forward_features(images), pre_logits=True)

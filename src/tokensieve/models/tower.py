@@ -1,9 +1,9 @@
-"""How a model is opened: one file a family, each turning a stock model into a Tower that a plan can cut."""
+"""What opening a model gives: a Tower of blocks that a plan can cut. Each family has a module that makes one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Block(Protocol):
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
         """x (B, P+N, D) plus the attention branch; bias (B, 1, 1, P+N) is added to the logits of each key.
 
-        args and kwargs: what narrow() gave.
+        args and kwargs: what select_inputs() gave.
         """
         ...
 
@@ -63,7 +63,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the patches of the batch under way lie."""
+    """How the patches of the current batch are arranged."""
 
     grid: tuple[int, int]  # (h, w) of every image
     n: int  # patches of each image
@@ -82,7 +82,7 @@ class Tower:
     image_size: tuple[int, int]  # (h, w) in pixels, as configured
     pools_cls: bool  # the image feature is made of prefix tokens alone
     check: Callable[[], None]  # raises UserError where the model is in a state in which it cannot be cut
-    on_layout: Callable[[Callable[[Layout], None]], list[Undo]]  # has each batch's layout told before its first block
+    on_layout: Callable[[Callable[[Layout], None]], list[Undo]]  # calls back with each batch's layout before its first block
     patch_pooling: Callable[[Sizes], list[Undo]]  # makes the model's own pooling respect sizes; undone by the list
     entries: list[Entry]  # by which forward passes come in, outer ones first
     project: Callable[[Tensor], Tensor]  # (B, N, D) -> (B, N, E): the image feature that each token alone would give
@@ -91,6 +91,8 @@ class Tower:
     head: nn.Module | None = None  # what sees the global feature and the projected tokens (B, 1+N, E); then @out is there
     head_width: int = 0  # E
     no_blocks_reason: str = ""  # why there are no blocks, where only @out can be cut
+    signed_layers: Sequence[nn.Module] | None = None  # by which trained parts recognise the model; None: its blocks
+    own_parts: Mapping[str, nn.Module] = field(default_factory=dict)  # trained parts of methods that the model itself holds
     # numbers of samples, and the call's context -> numbers of the rows of its batch
     expand_sample_ids: Callable[[Tensor, Mapping[str, Any]], Tensor] = lambda samples, context: samples
 
@@ -99,14 +101,14 @@ class Tower:
         return len(self.blocks)
 
 
-def watch_conv(conv: nn.Module, tell: Callable[[Layout], None]) -> list[Undo]:
+def watch_conv(conv: nn.Module, set_layout: Callable[[Layout], None]) -> list[Undo]:
     """The layout of a batch as the convolution that makes its patches lays them out: (B, D, h, w)."""
 
-    def look(module: nn.Module, args: Any, out: Tensor) -> None:
+    def record(module: nn.Module, args: Any, out: Tensor) -> None:
         h, w = out.shape[-2:]
-        tell(Layout((h, w), h * w))
+        set_layout(Layout((h, w), h * w))
 
-    return [conv.register_forward_hook(Patch(look)).remove]
+    return [conv.register_forward_hook(Patch(record)).remove]
 
 
 def gather_rotary(table: Tensor, index: Tensor) -> Tensor:

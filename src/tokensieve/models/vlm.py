@@ -12,17 +12,10 @@ from typing import Any
 from torch import nn
 
 from tokensieve.errors import Uncuttable
+from tokensieve.models import hf
 from tokensieve.models.decoder import Decoder, open_decoder
+from tokensieve.models.families import VLM_FAMILIES, VlmFamily
 from tokensieve.models.tower import Tower
-
-FAMILIES = {  # folder in transformers.models: name
-    "llava": "LLaVA",
-    "llava_next": "LLaVA-NeXT",
-    "llava_onevision": "LLaVA-OneVision",
-    "qwen2_vl": "Qwen2-VL",
-    "qwen2_5_vl": "Qwen2.5-VL",
-    "qwen3_vl": "Qwen3-VL",
-}
 
 
 @dataclass
@@ -40,20 +33,28 @@ class Vlm:
 def open_vlm(model: nn.Module) -> Vlm | None:
     """The parts of a vision-language model; None if it is none that is known; Uncuttable if its decoder cannot be cut."""
     folders = [_folder(base) for base in type(model).__mro__]
-    folder = next((name for name in folders if name in FAMILIES), None)
-    if folder is None:
+    family = next((VLM_FAMILIES[name] for name in folders if name in VLM_FAMILIES), None)
+    if family is None:
         return None
     name = type(model).__name__
     inner: Any = getattr(model, "model", model)
     if not hasattr(inner, "language_model") or not hasattr(inner, "get_placeholder_mask"):
-        if folder == "llava" or hasattr(inner, "visual"):
+        if family.opens_tower or hasattr(inner, "visual"):
             raise Uncuttable(f"{name} is not laid out as in transformers 5; install transformers>=5")
         return None  # a tower or a decoder of its own
     decoder = open_decoder(inner.language_model, name)
     try:
-        return Vlm(FAMILIES[folder], model, inner, decoder, _tower(inner, folder))
+        return Vlm(family.title, model, inner, decoder, _tower(inner, family))
     except Uncuttable as error:
-        return Vlm(FAMILIES[folder], model, inner, decoder, None, error.reason)
+        return Vlm(family.title, model, inner, decoder, None, error.reason)
+
+
+def open_tower(model: nn.Module) -> Tower | None:
+    """The vision tower of a vision-language model; None if it is none that is known."""
+    vlm = open_vlm(model)
+    if vlm is not None and vlm.tower is None:
+        raise Uncuttable(f"{type(model).__name__}: {vlm.reason}")
+    return None if vlm is None else vlm.tower
 
 
 def _folder(base: type) -> str:
@@ -61,13 +62,11 @@ def _folder(base: type) -> str:
     return parts[2] if parts[:2] == ["transformers", "models"] and len(parts) > 2 else ""
 
 
-def _tower(inner: Any, folder: str) -> Tower:
+def _tower(inner: Any, family: VlmFamily) -> Tower:
     """LLaVA's tower up to the layer whose tokens it takes."""
-    from tokensieve.models import hf
-
-    if folder != "llava":
+    if not family.opens_tower:
         raise Uncuttable(
-            f"{FAMILIES[folder]} rearranges its tokens between tower and decoder, so only the decoder can be cut; use @llm.0"
+            f"{family.title} rearranges its tokens between tower and decoder, so only the decoder can be cut; use @llm.0"
         )
     config = inner.config
     tower = hf.open_tower(inner.vision_tower)

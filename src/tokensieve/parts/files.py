@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The file of a trained part: one safetensors file with a header that describes it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 import tokensieve
 from tokensieve.errors import UserError, did_you_mean, one_line
+from tokensieve.files import write_bytes
 from tokensieve.methods.registry import REGISTRY, Method, get_method
 from tokensieve.parts.protocol import LoadedPart
 from tokensieve.parts.signature import model_signature
 
 FORMAT = "tokensieve part 1"
 HEADER = "tokensieve"  # one entry: safetensors writes several in any order
-KEYS = {"method": str, "settings": dict, "tower": list, "sha256": str, "trained": dict}  # what the header must say
+KEYS = {"method": str, "settings": dict, "tower": list, "sha256": str, "trained": dict}  # what the header must hold
 RECIPES = {  # what trains each method's part
     "learned": "configs/learned_selector.yaml",
     "merger": "configs/vision_token_pruning.yaml",
@@ -36,17 +37,15 @@ def read_part(path: Path) -> LoadedPart:
 
 
 def save_part(path: Path, method: str, part: nn.Module, model: nn.Module, trained: Mapping[str, Any]) -> None:
-    """Write a part, whole or not at all. trained: what it was trained for, anything JSON can say."""
-    from tokensieve.files import write_bytes
-
+    """Write a part, whole or not at all. trained: what it was trained for, any JSON value."""
     write_bytes(path, pack_part(part, describe_part(method, part, model_signature(model), trained)))
 
 
 def describe_part(method: str, part: nn.Module, origin: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
     """The header of a part, but for its checksum. origin: the signature of the model it was trained on."""
     settings: Any = part.settings
-    made = {"format": FORMAT, "tokensieve": tokensieve.__version__, "method": method, "settings": dict(settings)}
-    return made | {**origin, "trained": dict(trained)}
+    header = {"format": FORMAT, "tokensieve": tokensieve.__version__, "method": method, "settings": dict(settings)}
+    return header | {**origin, "trained": dict(trained)}
 
 
 def pack_part(part: nn.Module, header: Mapping[str, Any]) -> bytes:
@@ -58,7 +57,7 @@ def pack_part(part: nn.Module, header: Mapping[str, Any]) -> bytes:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """What the header of a part says; a UserError where the file is none."""
+    """The header of a part; a UserError if the file is none."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -73,16 +72,16 @@ def read_header(path: Path) -> dict[str, Any]:
         if not lacking and not isinstance(about["settings"].get("width"), int):
             lacking = ["settings.width"]
         if lacking:
-            raise UserError(f"{path}: its header does not say {', '.join(lacking)}; {training_commands()} makes files that do")
+            raise UserError(f"{path}: its header has no {', '.join(lacking)}; {training_commands()} makes complete files")
         return about
     except FileNotFoundError:
         raise UserError(f"no file {str(path)!r}; {training_commands()} makes such files") from None
     except (SafetensorError, OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        told = one_line(error, 120)
+        reason = one_line(error, 120)
         raise UserError(
-            f"{path}: damaged, or not a safetensors file ({told}); {training_commands()} makes such files"
+            f"{path}: damaged, or not a safetensors file ({reason}); {training_commands()} makes such files"
         ) from None
 
 
@@ -119,12 +118,18 @@ def build_part(path: Path, about: Mapping[str, Any], method: Method) -> nn.Modul
     except UserError:
         raise
     except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
-        told = one_line(error, 160)
-        raise UserError(f"{path}: damaged, or from another version of {method.name} ({told})") from None
+        reason = one_line(error, 160)
+        raise UserError(f"{path}: damaged, or from another version of {method.name} ({reason})") from None
     if not all(bool(torch.isfinite(value).all()) for value in state.values()):
         raise UserError(f"{path}: holds NaN or infinity; train it again with a lower learning rate")
     return part.requires_grad_(False).eval()
 
 
+def training_command(method: str) -> str:
+    """What trains the part of a method."""
+    return f"tokensieve train {RECIPES.get(method, 'CONFIG')}"
+
+
 def training_commands() -> str:
-    return " or ".join(f"tokensieve train {recipe}" for recipe in dict.fromkeys(RECIPES.values()))
+    """What trains the parts of all methods."""
+    return " or ".join(dict.fromkeys(map(training_command, RECIPES)))

@@ -5,14 +5,13 @@
     reducers = tokensieve.Reducers.from_pretrained("user/mine")
     tokensieve.apply(model, reducers.plan, weights=reducers)
 
-A folder holds METHOD.safetensors (parts.py tells the format), config.json (what they are, with checksums; written last), and
+A folder holds METHOD.safetensors (format: files.py), config.json (a description with checksums; written last), and
 README.md, the model card. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -21,14 +20,12 @@ from typing import Any
 from torch import nn
 
 from tokensieve.errors import UserError, did_you_mean, one_line
+from tokensieve.files import back_up, write_bytes
+from tokensieve.models.loading import hub
 from tokensieve.parts import files as part_files
-from tokensieve.parts import resolve, signature
+from tokensieve.parts import folders, resolve, signature
+from tokensieve.parts.folders import CARD, CONFIG, FORMAT, HUB_ID
 from tokensieve.plan import Plan, as_plan
-
-FORMAT = "tokensieve reducers 1"
-CONFIG, CARD = "config.json", "README.md"
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-KEYS = {"plan": str, "methods": dict, "trained": dict, "tokens": list, "measured": dict}  # what config.json must say
 
 
 class Reducers(Mapping[str, nn.Module]):
@@ -63,12 +60,12 @@ class Reducers(Mapping[str, nn.Module]):
     ) -> Reducers:
         """The reducers of a model.
 
-        trained: what they were trained on ("model", "dataset", "steps", "seed", ...), anything JSON can say; tokens: rows of a
+        trained: what they were trained on ("model", "dataset", "steps", "seed", ...), any JSON value; tokens: rows of a
         handle's ledger; measured: numbers by name, or by plan and name, for the model card.
         """
         plan = as_plan(plan)
         trained = {"model": signature.model_name(model)} | dict(trained or {})
-        resolve.load_parts(plan, model, dict(modules))  # says what does not fit
+        resolve.load_parts(plan, model, dict(modules))  # a UserError if something does not fit
         signed = signature.model_signature(model)
         headers = {name: part_files.describe_part(name, part, signed, trained) for name, part in modules.items()}
         rows = [row if isinstance(row, Mapping) else vars(row) for row in tokens]
@@ -109,8 +106,6 @@ class Reducers(Mapping[str, nn.Module]):
 
         What lies there under the same names and is different is kept as NAME.1, NAME.2, ... measured: numbers for the card.
         """
-        from tokensieve.files import back_up, write_bytes
-
         folder = Path(folder)
         self.measured |= measured or {}
         if push_to_hub:
@@ -136,27 +131,19 @@ class Reducers(Mapping[str, nn.Module]):
         cache_dir: str | Path | None = None,
         token: str | bool | None = None,
     ) -> Reducers:
-        """The reducers in a folder, or of an id on the Hub; a folder that is there is asked first, and without any network."""
-        folder = find(name, revision=revision, cache_dir=cache_dir, token=token)
-        config = read_config(folder)
-        modules, headers = {}, {}
-        for method, about in config["methods"].items():
-            one = part_files.read_part(folder / f"{method}.safetensors")
-            header = dict(one.about or {})
-            if header["method"] != method or not isinstance(about, dict) or header["sha256"] != about.get("sha256"):
-                raise UserError(
-                    f"{folder}: {method}.safetensors is not the one that {CONFIG} tells of: the folder is damaged, or saving "
-                    "it was interrupted; copy it again, or save it again"
-                )
-            modules[method], headers[method] = one.part, header
+        """The reducers in a folder, or of an id on the Hub; a folder that exists comes first, and needs no network."""
+        folder = folders.find(name, revision=revision, cache_dir=cache_dir, token=token)
+        config, parts = folders.read_folder(folder)
         try:
             plan = Plan.parse(config["plan"])
         except UserError as error:
             raise UserError(f"{folder / CONFIG}: {one_line(error)}") from None
+        modules = {method: part.part for method, part in parts.items()}
+        headers = {method: part.about or {} for method, part in parts.items()}
         return cls(modules, plan, headers, config["trained"], config["tokens"], config["measured"])
 
     def config(self) -> dict[str, Any]:
-        """What config.json says."""
+        """The content of config.json."""
         described = {name: {"settings": part.settings, "sha256": part_files.part_checksum(part)} for name, part in self.items()}
         libraries = ("tokensieve", "torch", "transformers", "safetensors")
         return {
@@ -211,88 +198,6 @@ class Reducers(Mapping[str, nn.Module]):
         return "\n".join(lines).rstrip() + "\n"
 
 
-# --------------------------------------------------------------------------------------------------------------- places
-
-
-def find(
-    name: str | Path,
-    *,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    token: str | bool | None = None,
-) -> Path:
-    """The file or folder that is meant: a path that is there, else, of a text like user/name, what the Hub has."""
-    path = Path(name)
-    if isinstance(name, Path) or path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(name):
-        return path
-    return fetch(name, revision=revision, cache_dir=cache_dir, token=token)
-
-
-def fetch(
-    repo_id: str,
-    *,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
-    token: str | bool | None = None,
-) -> Path:
-    """The folder on this machine that holds a repository of the Hub; without a network what was fetched before."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    from tokensieve.models.loading.hub import hub_is_reachable, offline_message
-
-    online = hub_is_reachable()
-    try:
-        return Path(
-            snapshot_download(
-                repo_id,
-                revision=revision,
-                cache_dir=cache_dir,
-                token=token,
-                allow_patterns=["*.safetensors", CONFIG, CARD],
-                local_files_only=not online,
-            )
-        )
-    except LocalEntryNotFoundError:
-        raise UserError(f"there is no file or folder {repo_id!r}, and as an id on the Hub it is {offline_message()}") from None
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        told = one_line(error, 200)
-        raise UserError(f"there is no file or folder {repo_id!r}, and the Hub does not give it: {told}") from None
-
-
-def is_saved(folder: Path) -> bool:
-    """Whether save_pretrained() wrote this folder."""
-    try:
-        return FORMAT in (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """What config.json says; a UserError if the folder holds no reducers."""
-    path = folder / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"no reducers in {str(folder)!r}: there is no {CONFIG}; Reducers.save_pretrained writes such folders"
-        ) from None
-    except NotADirectoryError:
-        raise UserError(f"{folder} is a file; reducers are a folder. Give it as weights= or --weights instead") from None
-    except (OSError, ValueError) as error:
-        told = one_line(error, 120)
-        raise UserError(f"{path}: damaged, or not JSON ({told}); save the reducers again") from None
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise UserError(f"{path}: not of tokensieve's reducers; Reducers.save_pretrained writes such files")
-    lacking = [key for key, kind in KEYS.items() if not isinstance(config.get(key), kind)]
-    if lacking or not config["methods"]:
-        raise UserError(f"{path}: does not say {', '.join(lacking) or 'any method'}; save the reducers again")
-    for name in config["methods"]:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise UserError(f"{path}: {name!r} is no name of a method")
-    return config
-
-
 def _push(
     folder: Path,
     repo_id: str,
@@ -305,10 +210,10 @@ def _push(
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-    from tokensieve.models.loading.hub import hub_is_reachable, offline_message
-
-    if not hub_is_reachable():
-        raise UserError(f"{repo_id}: the Hub is {offline_message().partition(' and ')[2]}; the reducers are saved in {folder}")
+    if not hub.hub_is_reachable():
+        raise UserError(
+            f"{repo_id}: the Hub is {hub.offline_message().partition(' and ')[2]}; the reducers are saved in {folder}"
+        )
     try:
         api = HfApi(token=token)
         repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -320,8 +225,8 @@ def _push(
             commit_message=message or "Reducers of tokensieve",
         )
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
-        told = one_line(error, 200)
-        raise UserError(f"{repo_id}: the Hub does not take it: {told}. The reducers are saved in {folder}") from None
+        reason = one_line(error, 200)
+        raise UserError(f"{repo_id}: the Hub does not accept it: {reason}. The reducers are saved in {folder}") from None
     return str(done.commit_url)
 
 

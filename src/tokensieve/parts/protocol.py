@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""What loading the trained parts of methods takes and gives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Weights = str | Path | Sequence[str | Path] | Mapping[str, nn.Module] | None
 
 @dataclass(frozen=True)
 class LoadedPart:
-    """A trained module, where it came from, and what its header says; a module that a user made has none."""
+    """A trained module, where it came from, and its header; a module that a user made has none."""
 
     part: nn.Module
     source: str

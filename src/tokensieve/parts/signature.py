@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Signatures of models: by which a trained part recognises the model it was trained on."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from torch import nn
 from tokensieve.models.registry import open_tower, open_vlm
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Where
-from tokensieve.reid.model import ReidModel
 
 SIGNED = ("tower", "decoder")  # what of a model is signed
 
 
 def model_signature(model: nn.Module) -> dict[str, list[float | None]]:
-    """What tells models apart, whatever the number format they are held in: signatures of the tower and of the decoder."""
+    """Norms of the layers of tower and decoder, which differ between models, whatever number format their weights have."""
     vlm = open_vlm(model)
-    bodies = list(model.backbones.values()) if isinstance(model, ReidModel) else [model]
-    towers = [vlm.tower] if vlm else [open_tower(body) for body in bodies]
-    signed = {"tower": layer_norms([block.module for tower in towers if tower for block in tower.blocks])}
+    tower = vlm.tower if vlm else open_tower(model)
+    signed = {"tower": layer_norms([] if tower is None else _signed_layers(tower))}
     return signed | {"decoder": layer_norms(vlm.decoder.layers)} if vlm else signed
 
 
+def _signed_layers(tower: Tower) -> Sequence[nn.Module]:
+    return [block.module for block in tower.blocks] if tower.signed_layers is None else tower.signed_layers
+
+
 def layer_norms(layers: Sequence[nn.Module]) -> list[float | None]:
-    """The norm of each layer's weights; None where they are quantised or not in memory, which tells nothing."""
+    """The norm of each layer's weights; None where they are quantised or not in memory."""
     norms: list[float | None] = []
     for layer in layers:
         parameters = [p.detach() for p in layer.parameters()]
@@ -65,7 +67,7 @@ def token_width(tower: Tower) -> int:
 
 
 def width_at(where: Where, model: nn.Module) -> int | None:
-    """D of the tokens that a step at this place sees; None if the model has no such place, which placing the plan tells."""
+    """D of the tokens that a step at this position sees; None if the model has no such position."""
     vlm = open_vlm(model)
     if where.part == "llm":
         return vlm.decoder.width if vlm else None

@@ -111,7 +111,7 @@ class Balanced(Dataset[Batch]):
     here identities with many groups are drawn in time, so that every epoch has the same length, `steps_per_epoch`.
 
     Labels are the places of the identities in `data.pids`. An image that cannot be read is replaced by another shot of the same
-    identity, and told of. No inputs: an identity has no shot that can be read, and the last that is told says so. (Nothing is
+    identity, and listed. No inputs: an identity has no shot that can be read; the last message names it. (Nothing is
     raised, since what a worker raises comes with its traceback in the message.)
 
     With several processes each has P / world of the identities of a batch, K shots of each.

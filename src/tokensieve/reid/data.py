@@ -3,10 +3,10 @@
     RGBNT201   {train_171,test}/{RGB,NI,TI}/000001_cam1_0_00.jpg          query = gallery = test
     RGBNT100   rgbir/{bounding_box_train,query,bounding_box_test}/0001_c1_0001.jpg     one strip: RGB, NI, TI, 256 wide each
     MSVR310    {bounding_box_train,query3,bounding_box_test}/0001/{vis,ni,th}/0001_s001_v1_000.jpg
-    embedded-reid, embedded-reid-pretrain     people drawn by code (people.py), in RGBNT201's layout
+    embedded-reid, embedded-reid-pretrain     people drawn by code (embedded/people), in RGBNT201's layout
 
 The identity, the camera and (MSVR310) the scene are read from a file's name; the same name, up to its ending, is the same shot
-in every modality. `check()` says all that is missing or misnamed; so do the notes of what `load()` returns. `load(split="val")`
+in every modality. `check()` lists all that is missing or misnamed; so do the notes of `load()`. `load(split="val")`
 gives identities of the training set that are held out for choosing checkpoints. 16-bit and float images, as thermal cameras
 write them, are scaled by their own range.
 """
@@ -25,31 +25,23 @@ from tokensieve.data.images import BrokenImage
 from tokensieve.embedded.people import attributes, dataset
 from tokensieve.errors import UserError
 from tokensieve.provenance import digest, file_stat
-from tokensieve.reid.layouts import (
-    ADVICE,
-    EMBEDDED,
-    JUNK_ID,
-    LAYOUTS,
-    MODALITIES,
-    ROOT,
-    SPLITS,
+from tokensieve.reid.layouts import EMBEDDED, JUNK_ID, LAYOUTS, MODALITIES, ROOT, SPLITS, find_layout, nearest_hint
+from tokensieve.reid.scan import (
     Shot,
     decode_image,
     eight_bits,
     find_faults,
-    find_layout,
     held_out_identities,
-    nearest_hint,
-    path_parts,
     scan_all,
     shorten_list,
+    split_strip,
 )
 
 
 class ReidData(Dataset[dict[str, Image.Image]]):
-    """The shots of a split, in the order of their names. An image that cannot be read is a BrokenImage when it is asked for.
+    """The shots of a split, in the order of their names. An image that cannot be read is a BrokenImage when it is read.
 
-    incomplete, misnamed: the names of shots that were left out, since a modality is missing or the name tells nothing.
+    incomplete, misnamed: the names of shots that were left out, since a modality is missing or the name has no identity.
     notes: what is wrong with the data set, in sentences.
     """
 
@@ -88,7 +80,7 @@ class ReidData(Dataset[dict[str, Image.Image]]):
 
     @property
     def groups(self) -> list[int]:
-        """Each shot's camera or scene, whichever the exclusion rule asks for."""
+        """Each shot's camera or scene, whichever the exclusion rule uses."""
         return [shot.camera if self.rule == "camera" else shot.scene or 0 for shot in self.shots]
 
     @cached_property
@@ -106,7 +98,7 @@ class ReidData(Dataset[dict[str, Image.Image]]):
         if absent := [m for m in wanted if m not in shot.files]:
             raise BrokenImage(f"{shot.name}: there is no file of {' and '.join(absent)}")
         if not LAYOUTS[self.name].folders:
-            parts = decode_image(shot, MODALITIES[0], path_parts)
+            parts = decode_image(shot, MODALITIES[0], split_strip)
             return {m: parts[m] for m in wanted}
         return {m: decode_image(shot, m, eight_bits) for m in wanted}
 
@@ -124,7 +116,7 @@ def load(
     root: the folder of the data set, or the one that holds it.
     val_identities: so many identities of the training set are split "val" (both query and gallery) and not in split "train":
         of n identities in sorted order those at (i + 1/2) n / val_identities, rounded down.
-    modalities: a shot that lacks one of them is left out and told of; with whole=False it stays.
+    modalities: a shot that lacks one of them is left out and listed; with whole=False it stays.
     """
     layout = find_layout(name)
     splits = [known for known in SPLITS if known in (*layout.splits, "val")]
@@ -137,23 +129,23 @@ def load(
     scan = scans[layout.splits["train" if split == "val" else split]]
     lacking = {shot.name for shot in scan.shots if whole and not all(m in shot.files for m in modalities)}
     ours = scan.shots
-    if split in ("train", "val") and len(lacking) < len(ours):  # identities are chosen whatever modalities are asked for
+    if split in ("train", "val") and len(lacking) < len(ours):  # the choice of identities does not depend on the modalities
         held_out = held_out_identities(name, split, sorted({shot.pid for shot in ours}), val_identities)
         ours = [shot for shot in ours if (shot.pid in held_out) == (split == "val")]
     shots = [shot for shot in ours if shot.name not in lacking]
     if not shots:
-        advice = f" {ADVICE[name]}; unpack it and give its folder as --dataset_root." if name in ADVICE else ""
+        advice = f" {layout.advice}; unpack it and give its folder as --dataset_root." if layout.advice else ""
         raise UserError(f"{name} ({split}) cannot be read from {folder}: {'; '.join(find_faults(layout, scans))}.{advice}")
     notes = [f"{name}: {fault}" for fault in find_faults(layout, scans, modalities, strips=False)]
     incomplete = [shot.name for shot in ours if shot.name in lacking]
-    misnamed = [] if split == "val" else scan.misnamed  # of nobody knows whom: of the training set
+    misnamed = [] if split == "val" else scan.misnamed  # whose is unknown: they count for the training set
     for what, names in (("lack a modality", incomplete), ("are misnamed", misnamed)):
         if names:
             notes.append(f"{name} ({split}): left out, shots that {what}: {len(names)} ({shorten_list(names)})")
     if scan.junk:
         notes.append(f"{name} ({split}): left out, files of identity {JUNK_ID}, which is none: {scan.junk}")
-    seen = max(1 + shot.camera for scan in scans.values() for shot in scan.shots)
-    return ReidData(name, split, shots, max(layout.cameras, seen), modalities, notes, incomplete, misnamed)
+    cameras = max(1 + shot.camera for scan in scans.values() for shot in scan.shots)
+    return ReidData(name, split, shots, max(layout.cameras, cameras), modalities, notes, incomplete, misnamed)
 
 
 def check(
@@ -170,7 +162,7 @@ def folder_of(name: str, root: str | os.PathLike[str] | None = ROOT) -> Path:
     """The folder that holds the folders of the splits: the root, or the data set's within it."""
     layout = find_layout(name)
     base = Path(ROOT if root is None else root).expanduser()
-    if name in EMBEDDED:  # somebody's own folders may be called as those of the drawing: its manifest tells
+    if name in EMBEDDED:  # a user's own folders may have the same names; the drawing has a manifest
         if root in (None, ROOT):
             return dataset.folder(name, None)
         return base if dataset.is_drawing(base, name) else dataset.folder(name, base)

@@ -12,9 +12,11 @@ import torch
 
 from tokensieve import embedded
 from tokensieve.errors import UserError, did_you_mean, one_line
+from tokensieve.files import write_bytes, write_json
 from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.loaded import Loaded, no_text
-from tokensieve.reid.build import build
+from tokensieve.reid.backbones import make_model
+from tokensieve.reid.batches import Plain
 from tokensieve.reid.model import ReidModel, Settings
 
 EMBEDDED = embedded.REID
@@ -33,8 +35,13 @@ def model_folder(name: str) -> Path:
     return embedded.reid_path(name) if name in OURS else Path(name)
 
 
+def is_model_name(name: str) -> bool:
+    """Whether a name can only be a re-identification model."""
+    return name == EMBEDDED or is_model(name)
+
+
 def is_model(name: str) -> bool:
-    """Whether this names one of our models."""
+    """Whether a folder, or the name of a model that ships, holds a re-identification model."""
     if not name:
         return False
     try:
@@ -43,8 +50,10 @@ def is_model(name: str) -> bool:
         return False
 
 
-def check_model(name: str) -> None:
+def check_model(name: str, pretrained: str = "") -> None:
     """A UserError unless there is such a model."""
+    if pretrained:
+        raise UserError(f"--pretrained {pretrained}: a re-identification model has its weights in its folder; leave it out.")
     if is_model(name):
         return
     if name in OURS:
@@ -60,8 +69,6 @@ def save(model: ReidModel, folder: Path, small: bool = False) -> None:
     """Write the model, each file whole or not at all. small: in 16 bits and without classifiers, as those that ship."""
     from safetensors.torch import save as pack
 
-    from tokensieve.files import write_bytes, write_json
-
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     settings = model.settings
     if small:
@@ -71,8 +78,8 @@ def save(model: ReidModel, folder: Path, small: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     packed = pack(state)
     write_bytes(folder / WEIGHTS, packed)
-    told = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest()}
-    write_json(folder / CONFIG, told | settings.to_json())
+    header = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest()}
+    write_json(folder / CONFIG, header | settings.to_json())
 
 
 def read(name: str) -> ReidModel:
@@ -82,31 +89,36 @@ def read(name: str) -> ReidModel:
 
     check_model(name)
     folder = model_folder(name)
-    told: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    del told["format"]
+    config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    del config["format"]
     try:
         packed = (folder / WEIGHTS).read_bytes()
-        found = hashlib.sha256(packed).hexdigest()
-        if told.pop("sha256", found) != found:
+        checksum = hashlib.sha256(packed).hexdigest()
+        if config.pop("sha256", checksum) != checksum:
             raise UserError(f"{name}: damaged, its weights are not those that were saved; copy it again, or train it again")
-        model = build(Settings.read(told))
+        model = make_model(Settings.read(config))
         state = {key: value.float() if value.is_floating_point() else value for key, value in unpack(packed).items()}
         model.load_state_dict(state)
     except UserError:
         raise
     except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
-        said = one_line(error, 160)
-        raise UserError(f"{name}: damaged, or of another version ({said})") from None
+        raise UserError(f"{name}: damaged, or of another version ({one_line(error, 160)})") from None
     if not all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point()):
         raise UserError(f"{name}: its weights hold NaN or infinity; train it again with a lower learning rate")
     return model.eval()
 
 
-def load(name: str, device: torch.device | str = "cpu") -> LoadedReid:
-    """A model by its name or its folder."""
-    from tokensieve.reid.batches import Plain
-
-    model = read(name).to(device)
+def load(
+    name: str,
+    device: torch.device | str = "cpu",
+    *,
+    pretrained: str = "",
+    cache_dir: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> LoadedReid:
+    """A model by its name or its folder, which holds its weights."""
+    check_model(name, pretrained)
+    model = read(name).to(device=device, dtype=dtype)
     settings = model.settings
     transform: Any = Plain(settings.image_size, settings.mean, settings.std)
     return LoadedReid(model, transform, no_text(name), identity(model, transform))

@@ -22,12 +22,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tokensieve.cutting.placement import position_names
 from tokensieve.errors import Uncuttable, UserError
+from tokensieve.methods.sdtps import Sdtps
 from tokensieve.models.features import get_image_features_with_tokens
 from tokensieve.models.patching import PerThread
 from tokensieve.models.pooling import weighted_mean
 from tokensieve.models.registry import open_tower as open_any
 from tokensieve.models.tower import Layout, Sizes, Undo
+from tokensieve.parts.signature import token_width, width_at
+from tokensieve.plan import Plan
 
 BRANCHES = ("plain", "tokens")
 SHARED = "shared"  # the name of the backbone that all modalities have
@@ -61,8 +65,8 @@ class Settings:
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Settings:
         """As to_json wrote them; a TypeError for what it does not know or lacks."""
-        given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return cls(**given)
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,7 +95,7 @@ class Neck(nn.ModuleDict):
     def __init__(self, width: int, modalities: Sequence[str]) -> None:
         super().__init__({name: nn.BatchNorm1d(width) for name in modalities})
         for norm in self.values():
-            norm.bias.requires_grad_(False)  # so that identities are told apart by directions
+            norm.bias.requires_grad_(False)  # so that directions tell identities apart
 
     def forward(self, feature: Tensor, present: Sequence[str]) -> Tensor:
         """(B, M E) -> the same, normalised."""
@@ -119,13 +123,10 @@ class Branch(nn.Module):
 
 
 class ReidModel(nn.Module):
-    """See above. Made by build() or load_reid.load()."""
+    """See above. Made by build.build() or loading.load()."""
 
     def __init__(self, settings: Settings, backbones: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        from tokensieve.parts.signature import token_width
-        from tokensieve.plan import Plan
-
         self.settings = settings
         self.modalities = settings.modalities
         self.backbones = nn.ModuleDict(backbones)
@@ -141,14 +142,15 @@ class ReidModel(nn.Module):
             nn.init.trunc_normal_(self.camera, std=0.02)
         self.grid, self.width = measure(first, settings.image_size)
         self.branches = nn.ModuleDict({name: Branch(self.width, self.modalities, settings.identities) for name in BRANCHES})
-        self.parts = nn.ModuleDict(make_parts(Plan.parse(settings.plan), self))
+        self.parts = nn.ModuleDict()
+        self.parts.update(make_parts(Plan.parse(settings.plan), self))
 
     @property
     def plan(self) -> str:
         return self.settings.plan
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Output:
-        """Images (B, 3, h, w) by modality, at least one of them, and "cameras" (B,) -> what both branches say."""
+        """Images (B, 3, h, w) by modality, at least one of them, and "cameras" (B,) -> features and logits of both branches."""
         features, present = self.features(inputs), self.modalities_of(inputs)
         return Output(features, {name: branch(features[name], present) for name, branch in self.branches.items()})
 
@@ -176,8 +178,8 @@ class ReidModel(nn.Module):
         present = tuple(name for name in self.modalities if name in inputs)
         unknown = set(inputs) - {*self.modalities, "cameras"}
         if unknown or not present:
-            given = ", ".join(sorted(unknown)) or "none of them"
-            raise UserError(f"the model knows the modalities {', '.join(self.modalities)}; given was {given}")
+            present_names = ", ".join(sorted(unknown)) or "none of them"
+            raise UserError(f"the model knows the modalities {', '.join(self.modalities)}; the batch has {present_names}")
         return present
 
     def _run(self, images: Mapping[str, Tensor], cameras: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -235,12 +237,8 @@ class ReidModel(nn.Module):
         return undo
 
 
-def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
+def make_parts(plan: Plan, model: ReidModel) -> dict[str, nn.Module]:
     """The modules of the plan's trained methods, before any training."""
-    from tokensieve.cutting.placement import position_names
-    from tokensieve.methods.sdtps import Sdtps
-    from tokensieve.parts.signature import width_at
-
     made: dict[str, nn.Module] = {}
     for step in plan.steps:
         if step.method.part is None:
@@ -268,8 +266,8 @@ def make_parts(plan: Any, model: ReidModel) -> dict[str, nn.Module]:
 
 def measure(backbone: nn.Module, image_size: tuple[int, int]) -> tuple[tuple[int, int], int]:
     """The grid of patches of an image and the width E of the feature, tried on a blank one."""
-    tower, seen = open_any(backbone), list[Layout]()
-    undo = tower.on_layout(seen.append)
+    tower, layouts = open_any(backbone), list[Layout]()
+    undo = tower.on_layout(layouts.append)
     was = backbone.training
     try:
         with torch.no_grad():
@@ -285,4 +283,4 @@ def measure(backbone: nn.Module, image_size: tuple[int, int]) -> tuple[tuple[int
             f"{type(backbone).__name__}: its image feature has width {whole.shape[-1]}, its patches {projected.shape[-1]}; "
             "choose a backbone that gives both the same"
         )
-    return seen[-1].grid, whole.shape[-1]
+    return layouts[-1].grid, whole.shape[-1]

@@ -27,8 +27,9 @@ from tokensieve.reid import drawing, loading, ranking
 from tokensieve.reid.data import ReidData
 from tokensieve.reid.data import load as load_data
 from tokensieve.reid.drawing import GalleryHit, ObjectPicture, Strip
-from tokensieve.reid.layouts import LAYOUTS, MODALITIES, NAMES, Shot, eight_bits
+from tokensieve.reid.layouts import LAYOUTS, MODALITIES, NAMES
 from tokensieve.reid.model import ReidModel, check_cameras
+from tokensieve.reid.scan import Shot, eight_bits
 from tokensieve.reid.task import parse_modalities
 
 T = TypeVar("T")

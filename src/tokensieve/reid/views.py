@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Batches of the objects of a split as they are compared in a test, without changes at random."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokensieve.reid import data as reid_data
 from tokensieve.reid.batches import Plain, inputs_of
 
 Inputs = dict[str, Tensor]
-KEYS = {  # what commands call them
+KEYS = {  # flags of the commands: keys of the configuration file
     "--pretrained": "PRETRAINED",
     "--model": "TRANSFORMER_TYPE",
     "--dataset_root": "DATASETS.ROOT_DIR",
@@ -25,12 +25,12 @@ KEYS = {  # what commands call them
 
 @contextmanager
 def named(key: str) -> Iterator[None]:
-    """What is wrong with something, told with the key of the file that asked for it."""
+    """Error messages begin with the key of the configuration file that caused them."""
     try:
         yield
     except UserError as error:
-        told = reduce(lambda text, flag: text.replace(*flag), KEYS.items(), str(error))
-        raise UserError(f"{key}: {told}") from error
+        message = reduce(lambda text, flag: text.replace(*flag), KEYS.items(), str(error))
+        raise UserError(f"{key}: {message}") from error
 
 
 class Views(Dataset[tuple[list[int], Inputs]]):
@@ -38,15 +38,15 @@ class Views(Dataset[tuple[list[int], Inputs]]):
 
     def __init__(self, found: reid_data.ReidData, plain: Plain, numbers: list[int], size: int, keep_in_memory: bool) -> None:
         self.found, self.plain = found, plain
-        self.parts = [numbers[i : i + size] for i in range(0, len(numbers), size)]
+        self.batches = [numbers[i : i + size] for i in range(0, len(numbers), size)]
         self._kept: dict[int, dict[str, np.ndarray]] | None = {} if keep_in_memory else None
 
     def __len__(self) -> int:
-        return len(self.parts)
+        return len(self.batches)
 
     def __getitem__(self, index: int) -> tuple[list[int], Inputs]:
         numbers, objects = [], []
-        for number in self.parts[index]:
+        for number in self.batches[index]:
             try:
                 images = self._read(number)
             except BrokenImage:

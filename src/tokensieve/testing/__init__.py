@@ -48,7 +48,7 @@ def make_view(
 
 
 def check_method(method: str | Method | Callable[..., Reduction]) -> None:
-    """Runs every check; an AssertionError says what the method does not keep to."""
+    """Runs every check; an AssertionError names the rule that the method breaks."""
     if isinstance(method, str):
         method = get_method(method)
     elif not isinstance(method, Method):
@@ -126,7 +126,7 @@ def _check_one(method: Method, view: View, keep: int, rest: str) -> None:
         assert (chosen.diff(dim=1) > 0).all(), f"{what}: indices are not in raster order"
     _check_sizes(method, result, view, what)
     again = decide(method, view, keep, rest)
-    assert torch.equal(result.index, again.index), f"{what}: another choice when asked again"
+    assert torch.equal(result.index, again.index), f"{what}: another choice in a second run"
     for b in range(batch):
         alone = decide(method, one_image(view, b), keep, rest)
         assert torch.equal(alone.index[0], result.index[b]), f"{what}: an image's choice depends on its batch"

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Tiny vision models with random weights: what `tokensieve families` tries every cut on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,16 @@ def _text() -> dict[str, int]:
     return {"context_length": 8, "vocab_size": 64, "width": 16, "heads": 2, "layers": 1}
 
 
-def open_clip_timm_model(trunk: nn.Module) -> nn.Module:
+def open_clip_timm_model(**trunk: Any) -> nn.Module:
+    return _on_trunk(timm_model(**trunk))
+
+
+def open_clip_eva_model(**trunk: Any) -> nn.Module:
+    return _on_trunk(eva_model(**trunk))
+
+
+def _on_trunk(trunk: nn.Module) -> nn.Module:
+    """An open_clip model whose vision tower is this timm model."""
     from open_clip.model import CustomTextCLIP
 
     vision = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 32}
@@ -50,16 +59,12 @@ def _timm_settings() -> dict[str, Any]:
     return {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 0}
 
 
-def hf_model(name: str, **changes: Any) -> nn.Module:
+def hf_model(kind: str, **changes: Any) -> nn.Module:
     import transformers
 
     settings = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 8, "image_size": 32}
     settings |= {"intermediate_size": 32} | changes
-    if name == "Siglip2Vision":
+    if kind == "Siglip2Vision":
         settings = {key: value for key, value in settings.items() if key != "image_size"} | {"num_patches": 16}
-    config = getattr(transformers, f"{name}Config")(**settings)
-    return getattr(transformers, f"{name}Model")(config)
-
-
-def map_model(**changes: Any) -> dict[str, Any]:
-    return {"class_token": False, "global_pool": "map"} | changes
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    return getattr(transformers, f"{kind}Model")(config)

@@ -48,7 +48,7 @@ def llava(decoder: str = "llama", implementation: str = "sdpa", layer: int = -2,
     config._attn_implementation = implementation
     torch.manual_seed(seed)
     model = LlavaForConditionalGeneration(config).eval()
-    with torch.no_grad():  # larger than usual, so that attention has something to say
+    with torch.no_grad():  # larger than usual, so that attention is not uniform
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(3)
@@ -60,17 +60,22 @@ def prompts(images: tuple[int, ...] = (1, 1), words: tuple[int, ...] = (5, 5), s
     """Left-padded prompts, each with so many images and so many words after them."""
     made = torch.Generator().manual_seed(seed)
     rows = []
-    for count, asked in zip(images, words, strict=True):
+    for count, n_words in zip(images, words, strict=True):
         parts = [torch.tensor([1, 7])]
         for _ in range(count):
             parts += [torch.full((GRID**2,), IMAGE), torch.tensor([9])]
-        parts.append(torch.randint(10, 60, (asked,), generator=made))
+        parts.append(torch.randint(10, 60, (n_words,), generator=made))
         rows.append(torch.cat(parts))
     length = max(map(len, rows))
     ids = torch.stack([torch.cat([row.new_full((length - len(row),), PAD), row]) for row in rows])
     pixels = torch.randn(sum(images), 3, 24, 24, generator=made)
     mask = torch.stack([(torch.arange(length) >= length - len(row)).long() for row in rows])
     return {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}
+
+
+def model_and_inputs(family: str) -> tuple[Any, dict[str, Tensor]]:
+    """A model of a declared family (models/families.py) with two prompts for it."""
+    return (llava(), prompts()) if family == "llava" else relative(family)
 
 
 def relative(family: str) -> tuple[Any, dict[str, Tensor]]:

@@ -166,7 +166,7 @@ def test_offline_an_id_that_was_not_fetched_answers_at_once(monkeypatch, tmp_pat
     monkeypatch.setattr(time, "sleep", waited.append)  # a miss that is retried waits in between, however busy the machine
     with pytest.raises(UserError, match=r"openai/clip-vit-base-patch16 is not on this machine.*--model /path/to/model"):
         loading.load("openai/clip-vit-base-patch16", "", model_type="hf", cache_dir=str(tmp_path))
-    with pytest.raises(UserError, match=r"not on this machine.*Bench alone knows 'dinov2-base'"):
+    with pytest.raises(UserError, match=r"not on this machine.*Only bench knows 'dinov2-base'"):
         loading.load("dinov2-base", "", model_type="hf", cache_dir=str(tmp_path))
     with pytest.raises(UserError, match=r"vit_base_patch16_224.augreg_in21k are not on this machine.*--pretrained /path"):
         loading.load("vit_base_patch16_224", "augreg_in21k", model_type="timm", cache_dir=str(tmp_path))

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Who a person is: body, clothes, colours and what the cloth does in near infrared and to heat."""
 
 from __future__ import annotations
 

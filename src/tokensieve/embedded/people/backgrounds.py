@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""What stands behind and in front of a person: streets, halls, car parks, parks and things in the way."""
 
 from __future__ import annotations
 

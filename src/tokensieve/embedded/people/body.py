@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""A person in a pose, painted part by part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""A shot: a person before a background, as one camera sees them in its light."""
 
 from __future__ import annotations
 

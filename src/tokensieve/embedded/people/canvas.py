@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Six channels that shapes are painted on: red, green, blue, near infrared, heat, and the share of the person."""
 
 from __future__ import annotations
 

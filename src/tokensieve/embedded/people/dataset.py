@@ -30,7 +30,7 @@ MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
-class Part:
+class Subset:
     """A split: its identities have the pids first, first + 1, ...; each camera takes `shots` pictures of each of them."""
 
     first: int
@@ -42,13 +42,13 @@ class Part:
         return range(self.first, self.first + self.identities)
 
 
-DATASETS: dict[str, dict[str, Part]] = {  # name -> folder of RGBNT201's layout -> what is in it; no pid twice
-    "embedded-reid": {"train_171": Part(1, 171, 3), "test": Part(172, 100, 3)},
-    "embedded-reid-pretrain": {"train_171": Part(1001, 600, 2)},
+DATASETS: dict[str, dict[str, Subset]] = {  # name -> folder of RGBNT201's layout -> what is in it; no pid twice
+    "embedded-reid": {"train_171": Subset(1, 171, 3), "test": Subset(172, 100, 3)},
+    "embedded-reid-pretrain": {"train_171": Subset(1001, 600, 2)},
 }
 
 
-def _parts(name: str) -> dict[str, Part]:
+def _subsets(name: str) -> dict[str, Subset]:
     if name not in DATASETS:
         raise UserError(f"no drawn data set {name!r}; there are: {', '.join(DATASETS)}.{did_you_mean(name, DATASETS)}")
     return DATASETS[name]
@@ -59,22 +59,22 @@ def file_name(pid: int, camera: int, shot: int) -> str:
     return f"{pid:06d}_cam{camera + 1}_0_{shot:02d}.jpg"
 
 
-def shots(part: Part) -> Iterator[tuple[int, int, int]]:
+def shots(subset: Subset) -> Iterator[tuple[int, int, int]]:
     """(pid, camera, shot) of all pictures of a split."""
-    return ((pid, camera, shot) for pid in part.pids for camera in range(CAMERAS) for shot in range(part.shots))
+    return ((pid, camera, shot) for pid in subset.pids for camera in range(CAMERAS) for shot in range(subset.shots))
 
 
 def write(root: Path, name: str) -> None:
     """Draw a data set into root/{train_171,test}/{RGB,NI,TI}/*.jpg, and last a manifest of what is there."""
     from tqdm import tqdm
 
-    parts = _parts(name)
-    total = sum(part.identities * part.shots * CAMERAS for part in parts.values())
+    subsets = _subsets(name)
+    total = sum(subset.identities * subset.shots * CAMERAS for subset in subsets.values())
     with tqdm(total=total, desc=f"drawing {name} (once)", unit="shot", leave=False, mininterval=1) as bar:
-        for split, part in parts.items():
+        for split, subset in subsets.items():
             for modality in MODALITIES:
                 (root / split / modality).mkdir(parents=True, exist_ok=True)
-            for pid, camera, shot in shots(part):
+            for pid, camera, shot in shots(subset):
                 for modality, pixels in draw(pid, camera, shot).images.items():
                     Image.fromarray(pixels).save(root / split / modality / file_name(pid, camera, shot), quality=QUALITY)
                 bar.update()
@@ -82,7 +82,7 @@ def write(root: Path, name: str) -> None:
 
 
 def _manifest(name: str) -> dict[str, Any]:
-    counts = {split: part.identities * part.shots * CAMERAS for split, part in _parts(name).items()}
+    counts = {split: subset.identities * subset.shots * CAMERAS for split, subset in _subsets(name).items()}
     return {"name": name, "version": VERSION, "shots": counts}
 
 
@@ -121,7 +121,7 @@ def folder(name: str, root: str | os.PathLike[str] | None = None) -> Path:
 
     Its name ends in the version, so that another version's drawing stays whole for whoever reads it.
     """
-    _parts(name)
+    _subsets(name)
     parent = Path(root) if root is not None else cache_folder()
     final = parent / f"{name}-v{VERSION}"
     if _is_whole(final, name):

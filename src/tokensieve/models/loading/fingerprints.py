@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Fingerprints of models: of the weights, and of all that their features depend on."""
 
 from __future__ import annotations
 

@@ -54,21 +54,32 @@ def check_model(model: str, pretrained: str) -> None:
         )
 
 
-def load(model: str, pretrained: str, cache_dir: str | None, device: torch.device | str) -> Loaded:
+def load(
+    model: str,
+    pretrained: str,
+    *,
+    cache_dir: str | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Loaded:
     """The model with its processor as the transform, and its tokenizer where it has a text tower."""
+    check_model(model, pretrained)
     where = _where(model, pretrained, cache_dir)
     with collect_warnings() as notes, quiet(), translate_load_errors(model, pretrained):
         config = _config(model, where)
-        built = _build(model, config, where).to(device).eval()
+        built = _build(model, config, where).to(device=device, dtype=dtype).eval()
         transform, remark = _transform(model, config, where)
         tokenizer = _tokenizer(model, config, where) if hasattr(built, "get_text_features") else no_text(model)
     return Loaded(built, transform, tokenizer, identity(built, transform), notes + remark)
 
 
-def architecture(model: str, pretrained: str = "", image_size: int | None = None) -> Any:
+def architecture(
+    model: str, pretrained: str = "", image_size: int | tuple[int, int] | None = None, cache_dir: str | None = None
+) -> Any:
     """A well-known vision tower with random weights, or a model by folder or id (random weights with an image size)."""
     import transformers
 
+    assert not isinstance(image_size, tuple)  # its configurations have square images
     size = {} if image_size is None else {"image_size": image_size}
     if model in ARCHITECTURES and not os.path.isdir(model):
         name, options = ARCHITECTURES[model]
@@ -80,9 +91,9 @@ def architecture(model: str, pretrained: str = "", image_size: int | None = None
         return kind(kind.config_class(**options | size), **_unpooled(kind.config_class.model_type))
     if not os.path.isdir(model) and "/" not in model:
         known = ", ".join(ARCHITECTURES)
-        raise UserError(f"--model {model} is no folder, no Hub id and none of {known}.{did_you_mean(model, ARCHITECTURES)}")
+        raise UserError(f"--model {model}: not a folder, a Hub id or one of {known}.{did_you_mean(model, ARCHITECTURES)}")
     check_model(model, pretrained)
-    where = _where(model, pretrained, None)
+    where = _where(model, pretrained, cache_dir)
     with collect_warnings(), quiet(), translate_load_errors(model, pretrained):
         config = _config(model, where)
         if image_size is None:
@@ -129,12 +140,12 @@ def _without_text(model: Any) -> Any:
 
 
 def _where(model: str, pretrained: str, cache_dir: str | None) -> dict[str, Any]:
-    """How to find the files; a UserError if they are on the Hub, and it cannot be asked."""
+    """How to find the files; a UserError if they are on the Hub, and it cannot be reached."""
     if os.path.isdir(model):
         return {"local_files_only": True}
     online = hub_is_reachable()
     if not online and not is_cached(model, "config.json", cache_dir, pretrained or None):
-        hint = f" Bench alone knows {model!r} by itself." if model in ARCHITECTURES else ""
+        hint = f" Only bench knows {model!r} without a download." if model in ARCHITECTURES else ""
         raise UserError(
             f"the model {model} is {offline_message()}. Connect once, or give a folder: --model /path/to/model.{hint}"
         )
@@ -174,15 +185,15 @@ def _build(model: str, config: Any, where: dict[str, Any]) -> Any:
     from transformers import AutoModel
 
     kind, options = _named(config) or AutoModel, _unpooled(config.model_type)
-    built, told = kind.from_pretrained(
+    built, report = kind.from_pretrained(
         model, config=config, dtype=torch.float32, trust_remote_code=False, output_loading_info=True, **where, **options
     )
-    lacking = sorted(name for name in told["missing_keys"] if not name.endswith("mask_token"))  # used in training only
+    lacking = sorted(name for name in report["missing_keys"] if not name.endswith("mask_token"))  # used in training only
     if lacking:
         raise UserError(
             f"the weights of {model} lack {len(lacking)} tensors, which would be random: {', '.join(lacking[:3])} ..."
         )
-    unused = sorted(told["unexpected_keys"])
+    unused = sorted(report["unexpected_keys"])
     if unused:
         more = " ..." if len(unused) > 3 else ""
         warnings.warn(f"{type(built).__name__} does not use {', '.join(unused[:3])}{more} of {model}", stacklevel=2)
@@ -190,7 +201,7 @@ def _build(model: str, config: Any, where: dict[str, Any]) -> Any:
 
 
 def _transform(model: str, config: Any, where: dict[str, Any]) -> tuple[Callable[[Any], Tensor], list[str]]:
-    """A Pillow image -> (3, h, w), and what has to be said about it."""
+    """A Pillow image -> (3, h, w), and notes about it."""
     from transformers import AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(model, backend="pil", trust_remote_code=False, **where)

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Whether the Hugging Face Hub can be reached, and what is cached on the disk."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 def reachable(*hosts: str, seconds: float = 3.0) -> bool:
     """Whether a connection opens to one of these hosts (to the proxy, if the environment names one)."""
     proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-    places = [urlsplit(proxy if "://" in proxy else f"http://{proxy}")] if proxy else [urlsplit(f"https://{h}") for h in hosts]
-    for place in places:
+    urls = [proxy if "://" in proxy else f"http://{proxy}"] if proxy else [f"https://{host}" for host in hosts]
+    for url in map(urlsplit, urls):
         try:
-            port = place.port or (80 if place.scheme == "http" else 443)
-            socket.create_connection((place.hostname or "", port), timeout=seconds).close()
+            port = url.port or (80 if url.scheme == "http" else 443)
+            socket.create_connection((url.hostname or "", port), timeout=seconds).close()
             return True
         except OSError:
             continue
@@ -26,7 +26,7 @@ def hub_host() -> str:
 
 
 def hub_is_reachable() -> bool:
-    """Whether the Hub can be asked; if not, all libraries are told not to try."""
+    """Whether the Hub can be reached; if not, all libraries are set to offline mode."""
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE and not reachable(hub_host()):
@@ -36,7 +36,7 @@ def hub_is_reachable() -> bool:
 
 
 def offline_message() -> str:
-    """What is wrong with a thing that has to come from the Hub, and cannot."""
+    """Why something cannot be fetched from the Hub, for messages."""
     return f"not on this machine and {hub_host()} cannot be reached (or HF_HUB_OFFLINE is set)"
 
 

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""What goes wrong while a library loads a model, as one line for the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokensieve.models.loading.hub import hub_host
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """Collect what the libraries warn about as short notes; keep their log lines off the terminal."""
+    """Collect the warnings of the libraries as short notes; keep their log lines off the terminal."""
     notes: list[str] = []
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)

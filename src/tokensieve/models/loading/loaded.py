@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""What loading a model gives."""
 
 from __future__ import annotations
 

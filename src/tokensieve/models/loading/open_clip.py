@@ -1,16 +1,87 @@
-"""TODO docstring."""
+"""open_clip models with their transform and tokenizer, the embedded ones among them."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tokensieve import embedded
 from tokensieve.errors import UserError, did_you_mean
+from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.hub import hub_is_reachable, is_cached, offline_message
-from tokensieve.models.loading.load_errors import translate_load_errors
+from tokensieve.models.loading.load_errors import collect_warnings, translate_load_errors
+from tokensieve.models.loading.loaded import Loaded
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEMAS = ("hf-hub:", "local-dir:")  # a model name that begins so brings its own weights
+
+
+def default_weights(model: str) -> str:
+    """The weights of a model where --pretrained is not given."""
+    return "" if model.startswith(SCHEMAS) else embedded.default_weights(model)
+
+
+def check_model(model: str, pretrained: str) -> None:
+    """A UserError if open_clip has no such model, or no such weights for it."""
+    import open_clip
+
+    embedded.register()
+    if model.startswith("local-dir:"):
+        folder = model.removeprefix("local-dir:")
+        if not os.path.isfile(os.path.join(folder, "open_clip_config.json")):
+            raise UserError(f"--model {model}: there is no open_clip_config.json in {folder!r}.")
+    if model.startswith(SCHEMAS):
+        return
+    name = model.replace("/", "-")
+    known = open_clip.list_models()
+    if name not in known:
+        raise UserError(f"open_clip has no model {model!r}.{did_you_mean(name, known)} All: open_clip.list_models().")
+    if os.path.isfile(pretrained):
+        check_weights_file(pretrained)
+        return
+    if not pretrained or open_clip.get_pretrained_cfg(name, pretrained):
+        return
+    tags = embedded.MODELS.get(name) or open_clip.list_pretrained_tags_by_model(name)
+    if pretrained in tags:
+        return
+    if os.sep in pretrained or pretrained.endswith((".pt", ".bin", ".safetensors", ".pth")):
+        raise UserError(f"--pretrained {pretrained}: there is no such file. Tags for {model}: {', '.join(tags)}.")
+    raise UserError(
+        f"there are no weights {pretrained!r} for {model}. Give --pretrained with one of: {', '.join(tags) or '(none)'}, "
+        f"or a file.{did_you_mean(pretrained, tags)}"
+    )
+
+
+def load(
+    model: str,
+    pretrained: str,
+    *,
+    cache_dir: str | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Loaded:
+    """The model with the transform and the tokenizer that belong to it."""
+    import open_clip
+
+    check_model(model, pretrained)
+    with collect_warnings() as notes:
+        built, transform = create(model, pretrained, cache_dir)
+        with translate_load_errors(model, pretrained):
+            tokenizer = open_clip.get_tokenizer(model, cache_dir=cache_dir)
+    if not pretrained and not model.startswith(SCHEMAS):
+        notes.append(f"{model} has random weights: --pretrained is empty")
+    built = built.to(device=device, dtype=dtype).eval()
+    return Loaded(built, transform, tokenizer, identity(built, transform), notes)
+
+
+def architecture(model: str, pretrained: str, image_size: int | tuple[int, int] | None, cache_dir: str | None) -> Any:
+    """The bare model."""
+    check_model(model, pretrained)
+    with collect_warnings():
+        return create(model, pretrained, cache_dir, image_size)[0]
 
 
 def check_weights_file(path: str) -> None:
@@ -28,8 +99,6 @@ def create(
     """open_clip's model and its transform."""
     import open_clip
 
-    from tokensieve import embedded
-
     weights = pretrained
     if pretrained in embedded.MODELS.get(model, ()):
         weights = str(embedded.weights_path(pretrained))
@@ -43,7 +112,7 @@ def create(
 
 
 def _needs_hub(model: str, pretrained: str) -> bool:
-    """Whether open_clip would ask the Hub for weights, a tokenizer or a text tower."""
+    """Whether open_clip would fetch weights, a tokenizer or a text tower from the Hub."""
     import open_clip
 
     if model.startswith(SCHEMAS):
@@ -84,7 +153,7 @@ def _cached(model: str, pretrained: str, cache_dir: str | None) -> bool:
 
 
 def set_language(model: str, tokenizer: Any, language: str) -> None:
-    """NLLB-CLIP's tokenizer must be told the language; no other model's needs it."""
+    """Set the language of NLLB-CLIP's tokenizer; no other model's needs it."""
     if "nllb-clip" not in model:
         return
     from clip_benchmark.models.nllb_clip import lang_map

@@ -14,11 +14,13 @@ class ModelType:
 
     name: str
     summary: str  # one line, for help and docs: what --model and --pretrained mean
-    check: str  # (model, pretrained) -> None; a UserError where there is no such model or no such weights
-    load: str  # (model, pretrained, cache_dir, device, dtype) -> Loaded
+    check: str  # (model, pretrained) -> None; a UserError if there is no such model or no such weights; loads nothing
+    load: str  # (model, *, pretrained, cache_dir, device, dtype) -> Loaded; a UserError where check gives one
     architecture: str | None = None  # (model, pretrained, image_size, cache_dir) -> the bare model, for bench
-    default_model: str | None = None  # what ships, used where --model is not given
+    default_model: str | None = None  # used where --model is not given
+    default_pretrained: str | None = None  # (model) -> weights used where --pretrained is not given; None: always ""
     example: str = ""  # of types without a default model: what to type
+    takes_pairs: bool = False  # --pretrained_model names models of this type
     is_model_name: str | None = None  # (name) -> bool: whether a name can only be a model of this type
 
 
@@ -33,7 +35,10 @@ MODEL_TYPES.add(
         load=f"{LOADING}.open_clip:load",
         architecture=f"{LOADING}.open_clip:architecture",
         default_model=embedded.MODEL,
-    )
+        default_pretrained=f"{LOADING}.open_clip:default_weights",
+        takes_pairs=True,
+    ),
+    origin=__name__,
 )
 MODEL_TYPES.add(
     ModelType(
@@ -41,7 +46,10 @@ MODEL_TYPES.add(
         "Japanese CLIP models: --pretrained is the name",
         check=f"{LOADING}.ja_clip:check_model",
         load=f"{LOADING}.ja_clip:load",
-    )
+        default_model="japanese-clip",
+        takes_pairs=True,
+    ),
+    origin=__name__,
 )
 MODEL_TYPES.add(
     ModelType(
@@ -51,7 +59,8 @@ MODEL_TYPES.add(
         load=f"{LOADING}.hf:load",
         architecture=f"{LOADING}.hf:architecture",
         example="--model openai/clip-vit-base-patch16, or a folder with such a model",
-    )
+    ),
+    origin=__name__,
 )
 MODEL_TYPES.add(
     ModelType(
@@ -61,7 +70,8 @@ MODEL_TYPES.add(
         load=f"{LOADING}.timm:load",
         architecture=f"{LOADING}.timm:architecture",
         example="--model vit_base_patch16_224.augreg2_in21k_ft_in1k",
-    )
+    ),
+    origin=__name__,
 )
 MODEL_TYPES.add(
     ModelType(
@@ -71,5 +81,6 @@ MODEL_TYPES.add(
         load=f"{LOADING}.vlm:load",
         default_model=embedded.LLAVA,
         is_model_name=f"{LOADING}.vlm:is_embedded",
-    )
+    ),
+    origin=__name__,
 )

@@ -44,17 +44,32 @@ def check_model(model: str, pretrained: str) -> None:
         )
 
 
-def load(model: str, pretrained: str, cache_dir: str | None, device: torch.device | str) -> Loaded:
+def load(
+    model: str,
+    pretrained: str,
+    *,
+    cache_dir: str | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Loaded:
     """The model with the transform of its weights; it has no tokenizer."""
     import timm
 
+    check_model(model, pretrained)
     with collect_warnings() as notes:
         built = create(model, pretrained, cache_dir)
         transform = timm.data.create_transform(**timm.data.resolve_model_data_config(built), is_training=False)
     if not pretrained and "." not in model and not model.startswith(SCHEMAS):
         notes.append(f"{model} has random weights: --pretrained is empty")
-    built = built.to(device).eval()
+    built = built.to(device=device, dtype=dtype).eval()
     return Loaded(built, transform, no_text(model), identity(built, transform), notes)
+
+
+def architecture(model: str, pretrained: str, image_size: int | tuple[int, int] | None, cache_dir: str | None) -> Any:
+    """The bare model in training mode."""
+    check_model(model, pretrained)
+    with collect_warnings():
+        return create(model, pretrained, cache_dir, image_size)
 
 
 def create(
@@ -71,7 +86,7 @@ def create(
     name = f"{model}.{pretrained}" if pretrained and not from_file else model
     fetched = "." in name or name.startswith(SCHEMAS)
     if fetched:
-        _ask_hub_only_if_there(name, cache_dir)
+        _check_hub(name, cache_dir)
     options: dict[str, Any] = arguments if image_size is None else {"img_size": image_size, **arguments}
     with translate_load_errors(model, pretrained):
         try:
@@ -79,8 +94,8 @@ def create(
         except TypeError as error:
             if image_size is None:
                 raise
-            told = f"the image size {image_size}" + (f" and {arguments}" if arguments else "")
-            raise UserError(f"{model} cannot be made with {told}: {error}") from error
+            changes = f"the image size {image_size}" + (f" and {arguments}" if arguments else "")
+            raise UserError(f"{model} cannot be made with {changes}: {error}") from error
         if from_file:
             heads = built.pretrained_cfg.get("classifier") or ()
             heads = tuple(f"{head}." for head in ((heads,) if isinstance(heads, str) else heads))
@@ -93,7 +108,7 @@ def take_clip(model: Any, path: str, head_width: int) -> None:
     """Begin a VisionTransformer with the image tower of an open_clip file: its first blocks, where it has more of them.
 
     timm itself knows that format. The projection is left out; anything else that does not fit is a UserError, and so are heads
-    of another width, which the weights do not tell.
+    of another width, which the weights do not show.
     """
     heads, width = model.blocks[0].attn.num_heads, model.embed_dim
     if width != heads * head_width:
@@ -101,8 +116,8 @@ def take_clip(model: Any, path: str, head_width: int) -> None:
     more = re.compile(r"head\.|blocks\.(\d+)\.")
     state = {}
     for name, value in _fitted(path, model).items():
-        found = more.match(name)
-        if found is None or (found[1] and int(found[1]) < len(model.blocks)):
+        match = more.match(name)
+        if match is None or (match[1] and int(match[1]) < len(model.blocks)):
             state[name] = value.float()
     with translate_load_errors(type(model).__name__, path):
         model.load_state_dict(state)
@@ -117,7 +132,7 @@ def _fitted(path: str, model: Any) -> dict[str, Any]:
     return dict(state if fit is None else fit(state, model))
 
 
-def _ask_hub_only_if_there(name: str, cache_dir: str | None) -> None:
+def _check_hub(name: str, cache_dir: str | None) -> None:
     """A UserError if the Hub does not answer and the weights are not on the disk."""
     import timm
 

@@ -33,11 +33,16 @@ class LoadedVlm(Loaded):
     name: str = ""
 
 
-def check_model(name: str, revision: str = "") -> None:
+def is_embedded(name: str) -> bool:
+    """Whether a name can only be a vision-language model."""
+    return name == EMBEDDED
+
+
+def check_model(name: str, pretrained: str = "") -> None:
     """A UserError if this is not ours, no folder of a model, and cannot be an id on the Hub."""
     if name == EMBEDDED:
-        if revision:
-            raise UserError(f"--pretrained {revision}: {name} ships with its weights; leave --pretrained out.")
+        if pretrained:
+            raise UserError(f"--pretrained {pretrained}: {name} ships with its weights; leave --pretrained out.")
         if not os.path.isdir(embedded.llava_path()):
             raise UserError(
                 f"{name} is not in this installation ({embedded.llava_path()} is missing): install tokensieve again."
@@ -48,7 +53,7 @@ def check_model(name: str, revision: str = "") -> None:
             f"{did_you_mean(name, [EMBEDDED])}"
         )
     else:
-        load_hf.check_model(name, revision)
+        load_hf.check_model(name, pretrained)
 
 
 def load(
@@ -57,20 +62,21 @@ def load(
     dtype: torch.dtype | str | None = None,
     attn_implementation: str | None = None,
     cache_dir: str | None = None,
-    revision: str = "",
+    pretrained: str = "",
 ) -> LoadedVlm:
     """The model by its name, in evaluation mode on the device, with its processor (padding on the left).
 
-    dtype: float32, bfloat16, ...; "auto" is what the weights were saved as; without one, that is taken on a GPU only.
+    dtype: float32, bfloat16, ...; "auto": what the weights were saved as; None: "auto" on a GPU, float32 on a CPU.
+    pretrained: the revision on the Hub.
     """
-    check_model(name, revision)
-    place = str(embedded.llava_path()) if name == EMBEDDED else name
-    where = _where(place, revision, cache_dir)
+    check_model(name, pretrained)
+    path = str(embedded.llava_path()) if name == EMBEDDED else name
+    where = _where(path, pretrained, cache_dir)
     if dtype is None:
         dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
-    with collect_warnings() as notes, load_hf.quiet(), translate_load_errors(name, revision):
-        model = _build(name, place, dtype, attn_implementation, where).to(device).eval()
-        processor = _processor(name, place, where)
+    with collect_warnings() as notes, load_hf.quiet(), translate_load_errors(name, pretrained):
+        model = _build(name, path, dtype, attn_implementation, where).to(device).eval()
+        processor = _processor(name, path, where)
     transform = load_hf.Transform(processor.image_processor)
     return LoadedVlm(
         model=model,
@@ -84,37 +90,37 @@ def load(
 
 
 def prompt(processor: Any, question: str, image: bool = True) -> str:
-    """The text that asks the model a question about an image (or without one), up to where its answer begins."""
+    """The prompt that asks the model a question about an image (or without one), up to where its answer begins."""
     if not getattr(processor, "chat_template", None):
         shown = f"{processor.image_token}\n" if image else ""
         return f"USER: {shown}{question} ASSISTANT:"  # LLaVA's, from before processors had templates
     content = [{"type": "image"}] if image else []
-    said = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
-    text: str = processor.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
+    text: str = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return text
 
 
-def _where(place: str, revision: str, cache_dir: str | None) -> dict[str, Any]:
-    """How to find the files; a UserError if they are on the Hub, and it cannot be asked."""
-    if os.path.isdir(place):
+def _where(path: str, revision: str, cache_dir: str | None) -> dict[str, Any]:
+    """How to find the files; a UserError if they are on the Hub, and it cannot be reached."""
+    if os.path.isdir(path):
         return {"local_files_only": True}
     online = hub_is_reachable()
-    if not online and not is_cached(place, "config.json", cache_dir, revision or None):
+    if not online and not is_cached(path, "config.json", cache_dir, revision or None):
         raise UserError(
-            f"the model {place} is {offline_message()}. Connect once, or give a folder: --model /path/to/model, "
+            f"the model {path} is {offline_message()}. Connect once, or give a folder: --model /path/to/model, "
             f"or leave --model out for {EMBEDDED}, which ships with tokensieve."
         )
     return {"local_files_only": not online, "cache_dir": cache_dir, "revision": revision or "main"}
 
 
-def _build(name: str, place: str, dtype: Any, attn_implementation: str | None, where: dict[str, Any]) -> Any:
+def _build(name: str, path: str, dtype: Any, attn_implementation: str | None, where: dict[str, Any]) -> Any:
     from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig, AutoModelForImageTextToText
 
-    config = AutoConfig.from_pretrained(place, trust_remote_code=False, **where)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        raise UserError(f"{name} is a {config.model_type}, which does not answer questions about images; use {EXAMPLE}, say.")
-    model, told = AutoModelForImageTextToText.from_pretrained(
-        place,
+        raise UserError(f"{name} is a {config.model_type}, which does not answer questions about images; use {EXAMPLE}.")
+    model, report = AutoModelForImageTextToText.from_pretrained(
+        path,
         config=config,
         dtype=dtype,
         attn_implementation=attn_implementation,
@@ -122,7 +128,7 @@ def _build(name: str, place: str, dtype: Any, attn_implementation: str | None, w
         output_loading_info=True,
         **where,
     )
-    lacking = sorted(told["missing_keys"])
+    lacking = sorted(report["missing_keys"])
     if lacking:
         raise UserError(
             f"the weights of {name} lack {len(lacking)} tensors, which would be random: {', '.join(lacking[:3])} ..."
@@ -136,10 +142,10 @@ def _settings(processor: Any) -> str:
     return digest([processor.image_processor.to_dict(), words.get_vocab(), str(words.chat_template or processor.chat_template)])
 
 
-def _processor(name: str, place: str, where: dict[str, Any]) -> Any:
+def _processor(name: str, path: str, where: dict[str, Any]) -> Any:
     from transformers import AutoProcessor
 
-    processor = AutoProcessor.from_pretrained(place, trust_remote_code=False, **where)
+    processor = AutoProcessor.from_pretrained(path, trust_remote_code=False, **where)
     if not hasattr(processor, "image_processor") or not hasattr(processor, "tokenizer"):
         raise UserError(
             f"{name} has no processor for images and texts: processor_config.json, preprocessor_config.json or tokenizer.json "
