@@ -22,7 +22,7 @@ from types import ModuleType
 from tokensieve.errors import UserError, one_line
 
 GROUP = "tokensieve.plugins"
-BUILT_IN = ("tokensieve.reid",)
+BUILT_IN = ("tokensieve.embedded.recipes", "tokensieve.training", "tokensieve.reid")
 
 _lock = threading.RLock()
 _loaded: dict[str, ModuleType] = {}  # by the name of a built-in module or an entry point, or by the path of a file
@@ -83,6 +83,11 @@ def load_plugin(file: str | Path) -> ModuleType:
         _loaded[str(path)] = module
         _hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         return module
+
+
+def plugin_files() -> list[str]:
+    """The paths of the users' files that were loaded, for processes that have to load them too."""
+    return [path for path in _loaded if path.endswith(".py")]
 
 
 def plugin_hashes() -> dict[str, str]:

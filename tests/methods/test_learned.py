@@ -22,7 +22,8 @@ from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
 from tokensieve.rest import apply_rest
 from tokensieve.testing import fresh_part, make_view
-from tokensieve.training import checkpoint, learned_selector, random_state
+from tokensieve.training import checkpoint, random_state
+from tokensieve.training.learned_selector import learner as learned_selector
 
 METHOD = get_method("learned")
 RESTS = ("drop", "merge", "fuse")

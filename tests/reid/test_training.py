@@ -379,7 +379,7 @@ def made_of(root):
             {"model": {"STRIDE_SIZE": [2, 2]}},
             r"MODEL: STRIDE_SIZE: \[2, 2\], but .* 4 x 4 pixels, without overlap; write \[4, 4\]",
         ),
-        ({"INPUT": {"SIZE": [34, 16]}}, "INPUT.SIZE: 34 x 16 is no multiple"),
+        ({"INPUT": {"SIZE": [34, 16]}}, "INPUT.SIZE: 34 x 16 is not a multiple"),
         ({"model": {"TRANSFORMER_TYPE": "vit_tny"}}, "MODEL: timm has no model 'vit_tny'"),
         ({"model": {"PRETRAINED": "no/such/folder"}}, "MODEL: PRETRAINED no/such/folder: there is no such file"),
         ({"model": {"PLAN": "random@out:100%"}}, "MODEL: random@out:100%: .* everything is kept, so there is nothing to learn"),
@@ -424,7 +424,7 @@ def test_what_libraries_remark_is_printed_and_another_number_format_is_another_r
     assert capsys.readouterr().err == "a remark\n"
     begun = made.state()
     begun["recipe"]["SOLVER"]["MIXED_PRECISION"] = "fp16"
-    with pytest.raises(UserError, match=r"begun with other values of SOLVER.MIXED_PRECISION"):
+    with pytest.raises(UserError, match=r"started with other values of SOLVER.MIXED_PRECISION"):
         made.restore(begun)
 
 

@@ -490,9 +490,12 @@ def dispatch(args: argparse.Namespace) -> int:
             weights=args.weights,
         )
     elif args.command == "train":
-        from tokensieve import training
+        from tokensieve import config, search, training
 
-        training.run(args.config, resume=args.resume, quiet=args.quiet, output=args.output)
+        if config.load(args.config).searches:
+            search.run(args.config, output=args.output, quiet=args.quiet)
+        else:
+            training.run(args.config, resume=args.resume, quiet=args.quiet, output=args.output)
     elif args.command == "validate":
         from tokensieve import config
 

@@ -175,7 +175,7 @@ class PruningLearner:
 
     def _begin(self, index: int) -> float:
         """Temperature, learning rates, and now and then a new discriminator."""
-        temperature = self.goal.at(index, self.steps)
+        temperature = self.goal.temperature_at(index, self.steps)
         for part in self.parts.values():
             part.train()
             part.temperature.fill_(temperature)  # type: ignore[operator]
