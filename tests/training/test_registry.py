@@ -1,4 +1,4 @@
-"""Declarations of trainings: ours are complete, and a training that a user's file declares is validated, trained and searched."""
+"""Declarations of trainings: ours are complete, and one that a user's file declares is validated, trained and searched."""
 
 from __future__ import annotations
 
