@@ -272,7 +272,7 @@ def test_the_curves_of_a_resumed_run_are_those_of_one_that_was_not_stopped(tmp_p
 
 def test_the_text_log_tells_losses_evaluations_and_where_checkpoints_are(whole):
     text = (whole[1] / "logs" / "training.log").read_text()
-    assert "begun, 12 steps to do" in text and "step 7/12  maker " in text and "evaluation after step 8\n    distance  " in text
+    assert "started, 12 steps" in text and "step 7/12  maker " in text and "evaluation after step 8\n    distance  " in text
     assert f"checkpoint in {whole[1] / 'checkpoints' / LAST}" in text and "the best distance so far" in text
 
 

@@ -51,7 +51,7 @@ class ShowInput:
 PANELS: Registry[PanelKind] = Registry("kind of panel")
 SHOW_INPUTS: Registry[ShowInput] = Registry("kind of input")
 
-# Later declarations are asked first: plug-ins, then questions, and image files if nothing else fits.
+# The last declaration that accepts the arguments wins: plug-ins, then questions, then image files, which accept everything.
 SHOW_INPUTS.add(
     ShowInput(
         "images",

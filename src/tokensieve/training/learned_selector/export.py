@@ -24,26 +24,26 @@ def measure(learner: SelectorLearner) -> dict[str, dict[str, float]]:
     learner.scorer.eval()
     source = learner.read(learner.config.val_split, learner.config.val_images)
     runs = {"none": None} | {str(plan): handle for plan, handle in zip(learner.plans, learner.handles, strict=True)}
-    close, right, seen = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0), 0
+    cosines, correct, n = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0), 0
     for batch in source.loader(64, learner.config.workers):
         images = batch.images.to(learner.device)
-        goal = F.normalize(encode_image(learner.model, images), dim=-1)
+        target = F.normalize(encode_image(learner.model, images), dim=-1)
         for name, handle in runs.items():
-            feature = goal
+            feature = target
             if handle is not None:
                 with handle, handle.call(samples=batch.samples):
                     feature = F.normalize(encode_image(learner.model, images), dim=-1)
-            close[name] += float((feature * goal).sum())
+            cosines[name] += float((feature * target).sum())
             if learner.classifier is not None:
                 best = (feature @ learner.classifier).argmax(-1).cpu()  # (B,)
-                right[name] += int((best == torch.as_tensor(batch.targets)).sum())
-        seen += len(images)
+                correct[name] += int((best == torch.as_tensor(batch.targets)).sum())
+        n += len(images)
     measured = {}
     for name in runs:
-        measured[name] = {"cosine": round(close[name] / seen, 4), "n": seen}
+        measured[name] = {"cosine": round(cosines[name] / n, 4), "n": n}
         if learner.classifier is not None:
-            acc1 = right[name] / seen
-            measured[name] |= {"acc1": round(acc1, 4), "stderr": round(share_stderr(acc1, seen), 4)}
+            acc1 = correct[name] / n
+            measured[name] |= {"acc1": round(acc1, 4), "stderr": round(share_stderr(acc1, n), 4)}
     return measured
 
 
@@ -68,7 +68,9 @@ def export(learner: SelectorLearner, run: Path) -> dict[str, Any]:
         "seconds": round(learner.seconds),
         "parameters": sum(p.numel() for p in learner.scorer.parameters()),
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
-        "accuracy": {f"{config.val_split} {name}": told for name, told in measure(learner).items()} if config.evaluate else {},
+        "accuracy": {f"{config.val_split} {name}": numbers for name, numbers in measure(learner).items()}
+        if config.evaluate
+        else {},
         "loss_curve": loss_curve(run),
     }
     files.write_json(run / "card.json", card)

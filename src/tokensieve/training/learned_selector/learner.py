@@ -1,11 +1,11 @@
-"""A selector learns which tokens a frozen model needs: what the model says of few tokens shall be what it says of all.
+"""A selector learns which tokens a frozen model needs, so that its outputs for few tokens match those for all of them.
 
-Every step draws one of the plans and a batch, lets the stock model see all tokens and the plan choose some, and moves the
-selector (methods/learned.py) so that the two image features agree, and the two class distributions where there are classes.
-Near the goal these losses say little about single tokens (all their derivatives vanish there), so a third one tells where to
-look: the scores shall be what CLS attends to in the full model's next block, the first that the cut keeps from seeing all.
-The model is run through the same Handle as everywhere; only what comes after the cut has a gradient, so a step costs little
-more than looking at the pictures twice.
+Every step draws one of the plans and a batch, runs the model with all tokens and with the plan, and trains the selector
+(methods/learned.py) so that the two image features agree, and the two class distributions where there are classes. Near the
+optimum these losses say little about single tokens (all their derivatives vanish there), so a third one guides the scores
+towards the attention of CLS in the full model's next block, the first block that the cut deprives of tokens. The model is run
+through the same Handle as everywhere; only what comes after the cut has a gradient, so a step costs little more than two
+forward passes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ METHOD = learned.__name__
 
 
 class Shuffled(Dataset[Tensor]):
-    """Item i is the batch of images of step i: the next ones of a shuffle that is new in every epoch."""
+    """Item i is the batch of images of step i, from a shuffle that is new in every epoch."""
 
     def __init__(self, source: Source, config: SelectorTraining, start: int) -> None:
         if source.size is None:
@@ -61,52 +61,50 @@ class Shuffled(Dataset[Tensor]):
 
     def __getitem__(self, offset: int) -> Tensor:
         batch = self.config.batch
-        epoch, place = divmod(self.start + offset, self.size // batch)
+        epoch, number = divmod(self.start + offset, self.size // batch)
         order = np.random.default_rng([self.config.seed, epoch, 5]).permutation(self.size)
-        found = [self.samples[int(i)] for i in order[place * batch :][:batch]]
-        images = [sample[0] for sample in found if not isinstance(sample, Broken)]
+        samples = [self.samples[int(i)] for i in order[number * batch :][:batch]]
+        images = [sample[0] for sample in samples if not isinstance(sample, Broken)]
         if not images:
-            raise UserError(
-                f"no image of a whole batch of {self.config.dataset} can be read; look at the files of the data set"
-            )
+            raise UserError(f"no image of a batch of {self.config.dataset} can be read; check the files of the data set")
         return torch.stack(images)  # (B, 3, h, w)
 
 
-def seen_in_full(model: nn.Module, images: Tensor, block: Block | None) -> tuple[Tensor, Tensor | None]:
-    """Of all tokens: the model's unit feature (B, E), and what CLS attends to in this block (B, N), adding up to 1.
+def full_outputs(model: nn.Module, images: Tensor, block: Block | None) -> tuple[Tensor, Tensor | None]:
+    """With all tokens: the model's unit feature (B, E), and the attention of CLS in this block (B, N), which sums to 1.
 
-    Without a CLS token: what the patches attend to.
+    Without a CLS token: the attention of the patches.
     """
-    caught: list[Any] = []
+    calls: list[Any] = []
 
-    def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        caught.append((args, kwargs))
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((args, kwargs))
 
     with torch.no_grad():
         if block is None:
             return F.normalize(encode_image(model, images), dim=-1), None
-        hook = block.module.register_forward_pre_hook(catch, with_kwargs=True)
+        hook = block.module.register_forward_pre_hook(record, with_kwargs=True)
         try:
-            goal = F.normalize(encode_image(model, images), dim=-1)
+            feature = F.normalize(encode_image(model, images), dim=-1)
         finally:
             hook.remove()
-        (x, *given), named = caught[0]
-        args, kwargs = block.select_inputs(None, tuple(given), named)
-        _, attention = block.attend(x, None, *args, **kwargs)
-        heard = View(x[:, attention.prefix :], x[:, : attention.prefix], None, attention).coarse()
-        return goal, heard / heard.sum(-1, keepdim=True)
+        (x, *args), kwargs = calls[0]
+        positional, named = block.select_inputs(None, tuple(args), kwargs)
+        _, attention = block.attend(x, None, *positional, **named)
+        received = View(x[:, attention.prefix :], x[:, : attention.prefix], None, attention).coarse()
+        return feature, received / received.sum(-1, keepdim=True)
 
 
-def has_slope(loss: Tensor, scores: Tensor | None) -> bool:
-    """Whether other scores would change the loss."""
+def has_gradient(loss: Tensor, scores: Tensor | None) -> bool:
+    """Whether the loss depends on the scores."""
     if scores is None or not loss.requires_grad:
         return False
-    (slope,) = torch.autograd.grad(loss, [scores], allow_unused=True, retain_graph=True)
-    return slope is not None and bool(slope.any())
+    (gradient,) = torch.autograd.grad(loss, [scores], allow_unused=True, retain_graph=True)
+    return gradient is not None and bool(gradient.any())
 
 
 class SelectorLearner:
-    """The frozen model, the selector, its optimizer and the batches: what the loop drives."""
+    """The frozen model, the selector, its optimizer and its batches, driven by training.loop."""
 
     def __init__(self, config: SelectorTraining) -> None:
         torch.manual_seed(config.seed)
@@ -126,10 +124,10 @@ class SelectorLearner:
         self.handles = [Handle(self.model, plan, config.seed, parts={METHOD: self.scorer}) for plan in self.plans]
         for note in (note for handle in self.handles for note in handle.notes):
             raise UserError(f"{note}, so there is nothing to learn; keep fewer")
-        self.nexts = [self._next_block(plan) for plan in self.plans]
+        self.next_blocks = [self._next_block(plan) for plan in self.plans]
         self.source = self.read(config.split)
         self.scale, self.classifier = self._classifier()
-        self._check_teaching()
+        self._check_gradients()
         matrices = [p for p in self.scorer.parameters() if p.ndim >= 2]
         gains = [p for p in self.scorer.parameters() if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": config.optimizer.weight_decay}, {"params": gains, "weight_decay": 0.0}]
@@ -144,66 +142,66 @@ class SelectorLearner:
         images = next(self._batches).to(self.device)
         drawn = int(np.random.default_rng([self.config.seed, index, 6]).integers(len(self.plans)))
         handle = self.handles[drawn]
-        samples = index * self.config.batch + torch.arange(len(images))  # other noise for every image of the run
+        samples = index * self.config.batch + torch.arange(len(images))  # different noise for every image of the run
         for group in self.adamw.param_groups:
             group["lr"] = self.config.optimizer.rate(index, self.config.steps)
         self.adamw.zero_grad(set_to_none=True)
         with handle.call(samples=samples):
-            loss, told = self._compare(handle, self.nexts[drawn], images)
+            loss, values = self._compare(handle, self.next_blocks[drawn], images)
         loss.backward()
         nn.utils.clip_grad_norm_(self.scorer.parameters(), self.config.optimizer.clip)
         self.adamw.step()
         self.seconds += time.perf_counter() - began
-        return told
+        return values
 
     def _compare(self, handle: Handle, block: Block | None, images: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The loss between what the model says of all tokens and of those that a plan leaves it."""
-        goal, heard = seen_in_full(self.model, images, block)
+        """The loss between the model's outputs with all tokens and with a plan."""
+        target, attention = full_outputs(self.model, images, block)
         self.scorer.train()
         with handle:
             feature = F.normalize(encode_image(self.model, images), dim=-1)
-        scores = handle.stages[0][1].scores if heard is not None and handle.stages else None
-        return self._loss(feature, goal, scores, heard)
+        scores = handle.stages[0][1].scores if attention is not None and handle.stages else None
+        return self._loss(feature, target, scores, attention)
 
     def _loss(
-        self, feature: Tensor, goal: Tensor, scores: Tensor | None, heard: Tensor | None
+        self, feature: Tensor, target: Tensor, scores: Tensor | None, attention: Tensor | None
     ) -> tuple[Tensor, dict[str, float]]:
         """One minus the cosine of the features; divergences of the class distributions (at the model's temperature) and of
         the scores from the attention."""
-        losses = {"feature": (1 - (feature * goal).sum(-1)).mean()}
+        losses = {"feature": (1 - (feature * target).sum(-1)).mean()}
         if self.classifier is not None:
-            said, meant = ((self.scale * x @ self.classifier).log_softmax(-1) for x in (feature, goal))
-            losses["logits"] = F.kl_div(said, meant, reduction="batchmean", log_target=True)
-        if any(self.nexts):  # a row of the log has the same losses at every step
-            losses["attention"] = goal.new_zeros(())
-        if scores is not None and heard is not None:
-            losses["attention"] = F.kl_div(scores, heard, reduction="batchmean")
+            logits, targets = ((self.scale * x @ self.classifier).log_softmax(-1) for x in (feature, target))
+            losses["logits"] = F.kl_div(logits, targets, reduction="batchmean", log_target=True)
+        if any(self.next_blocks):  # a row of the log has the same losses at every step
+            losses["attention"] = target.new_zeros(())
+        if scores is not None and attention is not None:
+            losses["attention"] = F.kl_div(scores, attention, reduction="batchmean")
         weights = {"feature": self.config.feature, "logits": self.config.logits, "attention": self.config.attention}
         loss = torch.stack([weights[name] * value for name, value in losses.items()]).sum()
         return loss, {name: float(value.detach()) for name, value in losses.items()}
 
     def _next_block(self, plan: Plan) -> Block | None:
-        """The block after the plan's first cut; None where it is not to be imitated, or there is none."""
+        """The block after the plan's first cut; None where its attention is not a target, or there is no such block."""
         tower = open_tower(self.model)
         first = place_plan(plan, tower, seed=0)[0]
         wanted = self.config.attention > 0 and first.step.method.name == METHOD
         return tower.blocks[first.layer] if wanted and first.layer < tower.depth else None
 
-    def _check_teaching(self) -> None:
-        """A UserError where the loss has no slope in the scores of a learned cut: tried on two images, not foreseen."""
+    def _check_gradients(self) -> None:
+        """A UserError where the loss does not depend on the scores of a learned cut, tried on two images."""
         tower = open_tower(self.model)
         images = Shuffled(self.source, self.config, 0)[0][:2].to(self.device)
-        for plan, handle, block in zip(self.plans, self.handles, self.nexts, strict=True):
+        for plan, handle, block in zip(self.plans, self.handles, self.next_blocks, strict=True):
             with handle.call(samples=torch.arange(len(images))):
                 loss, _ = self._compare(handle, block, images)
-            met = zip(place_plan(plan, tower, seed=0), handle.stages, strict=True)
-            for cut, (name, made) in met:
-                if cut.step.method.name != METHOD or has_slope(loss, made.scores):
+            cuts = zip(place_plan(plan, tower, seed=0), handle.stages, strict=True)
+            for cut, (layer, reduction) in cuts:
+                if cut.step.method.name != METHOD or has_gradient(loss, reduction.scores):
                     continue
-                mend = "keep more tokens" if self.config.feature else "set feature: 1"
+                hint = "keep more tokens" if self.config.feature else "set feature: 1"
                 if cut.layer == tower.depth:
-                    mend = f"use @{tower.depth // 2}"
-                raise UserError(f"{plan}: no loss looks at what is chosen at layer {name}, so nothing is learned; {mend}")
+                    hint = f"use @{tower.depth // 2}"
+                raise UserError(f"{plan}: no loss depends on the selection at layer {layer}, so nothing is learned; {hint}")
 
     def read(self, split: str, limit: int | None = None) -> Source:
         """A split of the data set, or the first images of it."""
@@ -213,13 +211,15 @@ class SelectorLearner:
         )
 
     def _classifier(self) -> tuple[float, Tensor | None]:
-        """The model's temperature and one column a class (E, C); None where data or model know no classes."""
+        """The model's temperature and a classifier (E, C); None where data or model have no classes."""
         scale = getattr(self.model, "logit_scale", None)
         if scale is None or not self.source.classes or not self.config.logits:
             return 1.0, None
-        source, made = self.source, self.loaded
-        columns = zero_shot_classifier(made.model, made.tokenizer, source.classes, source.templates, self.device, nullcontext)
-        return float(scale.exp()), columns.clone()  # no longer of inference mode
+        source, loaded = self.source, self.loaded
+        columns = zero_shot_classifier(
+            loaded.model, loaded.tokenizer, source.classes, source.templates, self.device, nullcontext
+        )
+        return float(scale.exp()), columns.clone()  # a tensor outside of inference mode
 
     def _loader(self, start: int) -> Iterator[Tensor]:
         return read_ahead(Shuffled(self.source, self.config, start), self.config.workers)
