@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokensieve import files
 from tokensieve.config import check_files, load
 from tokensieve.config.registry import TRAININGS
 from tokensieve.errors import UserError
@@ -74,7 +75,6 @@ def _train(
     report: Report | None,
 ) -> None:
     """Train; then process 0 writes the evaluation and what was learned."""
-    from tokensieve import files
     from tokensieve.training import loop, start
 
     def learner_or_config(name: str) -> Any:
