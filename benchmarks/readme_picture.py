@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve import embedded
-from tokensieve.drawing import show
+from tokensieve.drawing import show_images
 from tokensieve.drawing.band import Band
 from tokensieve.drawing.panels import draw_kept, draw_original
 from tokensieve.drawing.sheet import Picture, legend
@@ -26,8 +26,8 @@ COLOURS |= {"learned": "#CC79A7", "anchor k=K": "#8B3A00"}
 
 def draw_images(sheet: Any) -> None:
     loaded = loading.load(embedded.MODEL, embedded.PRETRAINED)
-    originals = [show.read(f"{show.EMBEDDED}{number}", 0) for number in SHOWN]
-    bands: list[list[Band]] = show.make_bands(loaded, [Plan.parse(plan) for plan in PLANS], originals)
+    originals = [show_images.read(f"{show_images.EMBEDDED}{number}", 0) for number in SHOWN]
+    bands: list[list[Band]] = show_images.make_bands(loaded, [Plan.parse(plan) for plan in PLANS], originals)
     axes = sheet.subplots(len(SHOWN), 1 + len(PLANS))
     for row, of_image in zip(axes, bands, strict=True):
         draw_original(row[0], of_image[0])

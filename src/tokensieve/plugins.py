@@ -28,8 +28,10 @@ from tokensieve.errors import UserError, describe_value, one_line
 GROUP = "tokensieve.plugins"
 BUILT_IN = (
     "tokensieve.embedded.declarations",
+    "tokensieve.embedded.recipes",
     "tokensieve.data.clip_benchmark",
     "tokensieve.data.vqa",
+    "tokensieve.training",
     "tokensieve.reid",
 )
 
@@ -123,6 +125,11 @@ def load_plugin(file: str | Path) -> ModuleType:
         _loaded[str(path)] = module
         _hashes[path.name] = hashlib.sha256(source).hexdigest()[:16]
         return module
+
+
+def plugin_files() -> list[str]:
+    """The paths of the users' files that were loaded, for processes that have to load them too."""
+    return [path for path in _loaded if path.endswith(".py")]
 
 
 def plugin_hashes() -> dict[str, str]:

@@ -159,6 +159,7 @@ def test_train_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     from tokensieve import training
 
     got: dict = {}
+    monkeypatch.setattr("tokensieve.config.load", lambda path: SimpleNamespace(searches=False))
     monkeypatch.setattr(training, "run", lambda *values, **named: got.update(values=values, **named))
     assert main(["train", "c.yaml", "--resume", "--output", "out", "--quiet"]) == 0
     assert got == {"values": ("c.yaml",), "resume": True, "quiet": True, "output": "out"}

@@ -116,7 +116,7 @@ def test_train_tells_the_same(tmp_path, capsys):
         (
             "task: clip",
             "task: clip\nmanager_settings: {storage: study.db}",
-            "2: manager_settings.storage: 'study.db' is no address",
+            "2: manager_settings.storage: 'study.db' is not a URL of a database",
         ),
         (
             "task: clip",
@@ -230,7 +230,11 @@ def test_what_bad_values_hide_is_told_too_and_nothing_that_only_their_absence_ma
 @pytest.mark.parametrize(
     "was, now, line",
     [
-        ("{name: embedded}", "{name: embedded, val: {split: test}}", "1: dataset_settings.val.split: test is for"),
+        (
+            "{name: embedded}",
+            "{name: embedded, val: {split: test}}",
+            "1: dataset_settings.val.split: test is reserved for the final results",
+        ),
         (
             "dl_settings:",
             "dl_settings:\n    max_steps: 9\n    warmup_steps: 9",
@@ -254,5 +258,5 @@ def test_no_without_quotes_is_a_word(tmp_path):
 def test_a_file_without_a_task(tmp_path):
     path = tmp_path / "file.yaml"
     path.write_text("output: x\n")
-    with pytest.raises(UserError, match="task: missing; one of clip, captions"):
+    with pytest.raises(UserError, match=r"task: missing; one of captions, clip, .*; or write method_settings, or MODEL"):
         config.load(path)

@@ -16,7 +16,7 @@ from tests.support.show_arguments import arguments
 from tokensieve import apply
 from tokensieve.core import Reduction
 from tokensieve.drawing import band as drawing_band
-from tokensieve.drawing import panels, show, stages
+from tokensieve.drawing import panels, show, show_images, stages
 from tokensieve.drawing.geometry import Frame, find_frame
 from tokensieve.drawing.sheet import Picture, draw
 from tokensieve.drawing.stages import ANCHOR, DROPPED, GONE, MERGED, PICKED
@@ -290,9 +290,9 @@ def test_embedded_scenes_keep_their_number() -> None:
     from tokensieve.models import loading
 
     loaded = loading.load(embedded.MODEL, embedded.PRETRAINED)
-    originals = [show.read(text, place) for place, text in enumerate(["embedded:5", "embedded:2"])]
-    ((five,), (two,)) = show.make_bands(loaded, [Plan.parse("random:60")], originals)
-    batch = torch.stack([loaded.transform(show.read(f"embedded:{number}", 0)[1]) for number in range(6)])
+    originals = [show_images.read(text, place) for place, text in enumerate(["embedded:5", "embedded:2"])]
+    ((five,), (two,)) = show_images.make_bands(loaded, [Plan.parse("random:60")], originals)
+    batch = torch.stack([loaded.transform(show_images.read(f"embedded:{number}", 0)[1]) for number in range(6)])
     with torch.no_grad(), apply(loaded.model, "random:60") as handle:
         loaded.model.encode_image(batch)
     assert isinstance(handle.reduction, Reduction)

@@ -196,7 +196,7 @@ def test_a_full_disk_is_told(tmp_path, monkeypatch):
 def test_when_no_checkpoint_is_whole_it_says_so(tmp_path):
     loop.train(Stub(), tmp_path, steps=1, checkpoint_every=1, quiet=True)
     (tmp_path / "checkpoints" / "step-00000001" / "manifest.json").unlink()
-    with pytest.raises(UserError, match="no whole checkpoint"):
+    with pytest.raises(UserError, match="no intact checkpoint"):
         loop.train(Stub(), tmp_path, steps=1, checkpoint_every=1, resume=True, quiet=True)
 
 

@@ -204,6 +204,6 @@ def test_a_patch_tells_what_lies_there_and_where_it_lies(learner):
 @pytest.mark.slow
 def test_blind_answers_are_the_commonest():
     asked = [EmbeddedQuestions("val").ask(i)[1] for i in range(1000)]
-    guessed = llava.accuracy(llava.blind_answers(asked, known=5000), asked)
+    guessed = llava.accuracy(llava.blind_answers(asked, n_train=5000), asked)
     assert guessed["n"] == 1000 and 0.15 < guessed["accuracy"] < 0.36
     assert llava.accuracy([question.answer for question in asked], asked)["accuracy"] == 1.0

@@ -22,7 +22,8 @@ from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
 from tokensieve.rest import apply_rest
 from tokensieve.testing import fresh_part, make_view
-from tokensieve.training import checkpoint, learned_selector, random_state
+from tokensieve.training import checkpoint, random_state
+from tokensieve.training.learned_selector import learner as learned_selector
 
 METHOD = get_method("learned")
 RESTS = ("drop", "merge", "fuse")
@@ -147,7 +148,7 @@ def test_other_families_can_be_trained_for(family, rest):
     net = getattr(transformers, f"{name}Model")(kind).eval().requires_grad_(False)
     part = fresh_part(METHOD, 32).train()
     images = torch.randn(2, 3, 64, 64)
-    _, heard = learned_selector.seen_in_full(net, images, open_tower(net).blocks[2])
+    _, heard = learned_selector.full_outputs(net, images, open_tower(net).blocks[2])
     assert heard.shape == (2, 16)
     assert_near(heard.sum(-1), torch.ones(2))
     with tokensieve.apply(net, f"learned@2:5(rest={rest})", weights={"learned": part}):
@@ -159,7 +160,7 @@ def test_the_goal_is_the_models_feature_and_its_next_blocks_cls_row(model):
     block = open_tower(model).blocks[4]
     caught = []
     hook = block.module.register_forward_pre_hook(lambda module, args: caught.append(args[0]))
-    goal, heard = learned_selector.seen_in_full(model, IMAGES, block)
+    goal, heard = learned_selector.full_outputs(model, IMAGES, block)
     hook.remove()
     with torch.no_grad():
         row = attention_matrix(in_float64(block.module), caught[0].double())[:, 0, 1:]

@@ -90,9 +90,9 @@ def test_a_good_file_is_summed_up(tmp_path, capsys):
         ("SDTPS_BETA: 0.25", "SDTPS_BETA: 0.7", "5: MODEL.SDTPS_BETA: input should be less than or equal to 0.5"),
         ("SDTPS_SPARSE_RATIO: 0.5", "SDTPS_SPARSE_RATIO: 1", "3: MODEL.SDTPS_SPARSE_RATIO: input should be less than 1"),
         ("SOLVER:", "SLOVER:", "11: SLOVER: unknown key; .* Did you mean 'SOLVER'?"),
-        ("IMS_PER_BATCH: 32", "IMS_PER_BATCH: 30", "12: SOLVER.IMS_PER_BATCH: 30 is no multiple of .*: 4; write 32"),
+        ("IMS_PER_BATCH: 32", "IMS_PER_BATCH: 30", "12: SOLVER.IMS_PER_BATCH: 30 is not a multiple of .*: 4; write 32"),
         ("IMS_PER_BATCH: 32", "IMS_PER_BATCH: 4", "12: SOLVER.IMS_PER_BATCH: 4 are a single identity"),
-        ("IMS_PER_BATCH: 32", "IMS_PER_BATCH: True", "12: SOLVER.IMS_PER_BATCH: true and false are no numbers"),
+        ("IMS_PER_BATCH: 32", "IMS_PER_BATCH: True", "12: SOLVER.IMS_PER_BATCH: true and false are not numbers"),
         ("WARMUP_EPOCHS: 10", "WARMUP_EPOCHS: 50", "14: SOLVER.WARMUP_EPOCHS: 50 is not less than the 50 of MAX_EPOCHS"),
         ("'embedded-reid'", "RGBNT2001", "8: DATASETS.NAMES: 'RGBNT2001' is not one of .* Did you mean 'RGBNT201'?"),
         (
@@ -102,7 +102,7 @@ def test_a_good_file_is_summed_up(tmp_path, capsys):
         ),
         ("USE_SDTPS: True", "USE_SDTPS: False\n  PLAN: sdtps@6", "2: MODEL.USE_SDTPS: False and PLAN: sdtps@6 contradict"),
         ("USE_SDTPS: True", "PLAN: sdpts@6", "2: MODEL.PLAN: .*sdpts.* Did you mean 'sdtps@6'?"),
-        ("USE_SDTPS: True", "MODALITIES: [RGB, RGB]", "2: MODEL.MODALITIES: RGB, RGB: each may stand there once"),
+        ("USE_SDTPS: True", "MODALITIES: [RGB, RGB]", "2: MODEL.MODALITIES: RGB, RGB: list each of them once"),
         ("USE_SDTPS: True", "MODALITIES: [RGB, NIR]", "2: MODEL.MODALITIES.1: 'NIR' is not one of RGB, NI, TI"),
         ("USE_SDTPS: True", "MODALITIES: []", "2: MODEL.MODALITIES: "),
         ("USE_SDTPS: True", "ARGUMENTS: {depth: 6}", "2: MODEL.ARGUMENTS: only timm's models take them"),
@@ -189,7 +189,7 @@ def test_a_search_finds_the_folder_and_the_objective(tmp_path):
     path.write_text(yaml.safe_dump(data))
     made = config.load(path)
     assert made.searches and [objective.name for objective in made.search_settings.objectives] == ["mAP"]
-    trial = with_values(data, {"SOLVER.BASE_LR": 2e-4, "MODEL.PLAN": "grid@out:26"}, tmp_path / "trials/0")
+    trial = with_values(data, {"SOLVER.BASE_LR": 2e-4, "MODEL.PLAN": "grid@out:26"}, (made.output_key, tmp_path / "trials/0"))
     path.write_text(yaml.safe_dump(trial))
     one = config.load(path)
     assert one.output == tmp_path / "trials/0" and not one.searches

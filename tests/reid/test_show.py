@@ -24,7 +24,7 @@ from tokensieve.drawing import panels, stages
 from tokensieve.drawing import show as drawing_show
 from tokensieve.drawing.band import Band
 from tokensieve.drawing.geometry import Frame
-from tokensieve.drawing.sheet import WIDEST, Picture
+from tokensieve.drawing.sheet import MAX_WIDTH, Picture
 from tokensieve.drawing.stages import DROPPED, FOLDED, GONE, MIXED
 from tokensieve.errors import PlanError, UserError
 from tokensieve.plan import Plan
@@ -131,7 +131,7 @@ def test_each_modality_is_drawn_with_its_own_patches(model: str, root: str) -> N
     loaded = loading.load(model)
     plans = [Plan.parse(text) for text in ("sdtps@out", "random@1:9")]
     targets = show.read(["RGBNT201:7", "RGBNT201:2"], root, ("RGB", "NI", "TI"))
-    made = show.make_seen(loaded, plans, targets)
+    made = show.make_objects(loaded, plans, targets)
     data = load_data("RGBNT201", root, "query")
     inputs = show._inputs(loaded, [data.read(i) for i in range(12)], [shot.camera for shot in data.shots])
     for place, plan in enumerate(plans):
@@ -157,9 +157,9 @@ def test_rows_fit_whatever_the_shape(model: str, shape: tuple[int, int], modalit
     loaded = loading.load(model)
     target = show.ShowTarget("a", 0, {name: Image.new("RGB", shape, (200, 90, 40)) for name in modalities})
     plans = [Plan.parse(text) for text in ("sdtps@out", "none", "random@1:9 + grid@out:4")]
-    (seen,) = show.make_seen(loaded, plans, [target])
+    (seen,) = show.make_objects(loaded, plans, [target])
     sheet = drawing.draw(seen)
-    assert sheet.get_figwidth() < WIDEST + 0.5
+    assert sheet.get_figwidth() < MAX_WIDTH + 0.5
     words = words_of(sheet)
     assert "all 32 patch tokens of each modality" in words and "random@1:9 + grid@out:4, continued" in words
 
@@ -188,14 +188,14 @@ def test_gallery_is_ranked_by_distance_without_the_own_camera(model: str, root: 
         for i, shot in enumerate(data.shots)
         if (shot.pid, shot.camera) != (query.pid, query.camera)
     )
-    for found, (distance, right, *about) in zip(strip.found, ranked[:4], strict=True):
+    for found, (distance, right, *about) in zip(strip.hits, ranked[:4], strict=True):
         assert found.distance == pytest.approx(distance, abs=1e-5)
-        assert (found.right, found.about) == (right, about) and list(found.images) == ["RGB", "TI"]
+        assert (found.is_match, found.about) == (right, about) and list(found.images) == ["RGB", "TI"]
     places = [place for place, (_, right, *_) in enumerate(ranked, start=1) if right]
     precision = sum(number / place for number, place in enumerate(places, start=1)) / len(places)
-    assert strip.told == [
+    assert strip.notes == [
         "10 of the gallery are ranked, 2 of the same identity and camera are left out",
-        f"average precision {precision:.3f}; 2 are right, the first at place {places[0]}",
+        f"average precision {precision:.3f}; 2 are right, the first at rank {places[0]}",
     ]
 
 
@@ -271,7 +271,7 @@ def test_cameras_are_called_as_in_the_files(root: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("images", "flags", "said"),
     [
-        (["RGBNT201:1"], {"gallery": True, "ranks": 51}, "--ranks 51: 50 fit into a picture"),
+        (["RGBNT201:1"], {"gallery": True, "ranks": 51}, "--ranks 51: at most 50 fit into a picture"),
         (["RGBNT201:12"], {}, "there are the queries RGBNT201:0 to RGBNT201:11"),
         (["RGBNT201:x"], {}, "there are the queries RGBNT201:0 to RGBNT201:11"),
         (["RGBNT21:1"], {}, "Did you mean 'RGBNT201'?"),
@@ -279,7 +279,7 @@ def test_cameras_are_called_as_in_the_files(root: str, tmp_path: Path) -> None:
         (["embedded:3"], {}, "RGB=a.jpg NI=b.jpg TI=c.jpg"),
         (["photo.jpg"], {}, "RGB=a.jpg NI=b.jpg TI=c.jpg"),
         (["RGB=absent.png"], {}, "cannot read absent.png"),
-        (["NI=absent.png"], {"modalities": "RGB,TI"}, "RGB, TI are shown, and this is none of them"),
+        (["NI=absent.png"], {"modalities": "RGB,TI"}, "are RGB, TI, and this is none of them"),
         (["RGBNT201:1"], {"modalities": "RGB,NIR"}, "'NIR' is not one of the model's, RGB, NI, TI. Did you mean 'NI'?"),
         (["RGBNT201:1"], {"modalities": ","}, "not one of the model's"),
         (["RGBNT201:1"], {"model": "nowhere"}, "nowhere is no folder"),

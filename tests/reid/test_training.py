@@ -168,7 +168,7 @@ def test_validation_is_by_loops_what_it_says(root):
     """mAP by a slow ranking of the exported features."""
     made = learner(root)
     made.step(0)
-    told, pairs = made.evaluate(1), made._encoded()
+    told, pairs = made.evaluate(1), made._encode()
     shots = [made.val_data.shots[number] for number, _ in pairs]
     features = [feature.double() / feature.double().norm() for _, feature in pairs]
     precisions, first = [], []
@@ -379,7 +379,7 @@ def made_of(root):
             {"model": {"STRIDE_SIZE": [2, 2]}},
             r"MODEL: STRIDE_SIZE: \[2, 2\], but .* 4 x 4 pixels, without overlap; write \[4, 4\]",
         ),
-        ({"INPUT": {"SIZE": [34, 16]}}, "INPUT.SIZE: 34 x 16 is no multiple"),
+        ({"INPUT": {"SIZE": [34, 16]}}, "INPUT.SIZE: 34 x 16 is not a multiple"),
         ({"model": {"TRANSFORMER_TYPE": "vit_tny"}}, "MODEL: timm has no model 'vit_tny'"),
         ({"model": {"PRETRAINED": "no/such/folder"}}, "MODEL: PRETRAINED no/such/folder: there is no such file"),
         ({"model": {"PLAN": "random@out:100%"}}, "MODEL: random@out:100%: .* everything is kept, so there is nothing to learn"),
@@ -401,8 +401,8 @@ def test_what_cannot_be_trained_is_told_before_the_first_step(root, given, told)
 def test_a_process_needs_two_identities_for_its_triplets(root, monkeypatch):
     alone = start_accelerator("cpu", "no", 1, "")
     four = SimpleNamespace(device=alone.device, mixed_precision="no", num_processes=4, process_index=1, is_main_process=False)
-    monkeypatch.setattr(reid_training, "start_accelerator", lambda *args: four)
-    with pytest.raises(UserError, match=r"SOLVER.IMS_PER_BATCH: 4 identities shared by 4 processes .*; write 16"):
+    monkeypatch.setattr(reid_training, "start_accelerator", lambda *args, **named: four)
+    with pytest.raises(UserError, match=r"SOLVER.IMS_PER_BATCH: 4 identities for 4 processes .*; write 16"):
         learner(root)
     made = learner(root, model={"TRIPLET_LOSS_WEIGHT": 0})
     monkeypatch.setattr(
@@ -424,7 +424,7 @@ def test_what_libraries_remark_is_printed_and_another_number_format_is_another_r
     assert capsys.readouterr().err == "a remark\n"
     begun = made.state()
     begun["recipe"]["SOLVER"]["MIXED_PRECISION"] = "fp16"
-    with pytest.raises(UserError, match=r"begun with other values of SOLVER.MIXED_PRECISION"):
+    with pytest.raises(UserError, match=r"started with other values of SOLVER.MIXED_PRECISION"):
         made.restore(begun)
 
 
@@ -455,9 +455,9 @@ def test_broken_images_are_replaced_and_counted(root, tmp_path, capsys):
     told = made.evaluate(3)
     assert told["unreadable"] == 1 and told["queries"] == 11
     made = learner(tmp_path / "data", loader={"MAX_BROKEN": 0.0})
-    with pytest.raises(UserError, match=r"objects could not be read, the last .*; of the 96 .* 0 may be so"):
+    with pytest.raises(UserError, match=r"objects could not be read, the last .*; of the 96 .* at most 0 are allowed"):
         [made.step(step) for step in range(3)]
-    with pytest.raises(UserError, match="1 of 12 validation objects could not be read; 0 may be so"):
+    with pytest.raises(UserError, match="1 of 12 validation objects could not be read; at most 0 are allowed"):
         made.evaluate(3)
 
 
@@ -474,6 +474,8 @@ def test_shots_that_are_left_out_count_as_broken(root, tmp_path):
     for shot in ("000001_cam1_0_00", "000001_cam1_0_01"):
         (folder / "TI" / f"{shot}.jpg").unlink()
     (folder / "RGB" / "1.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"of 25 shots of RGBNT201 \(train\) 2 lack a modality and 1 are misnamed; 1 may be so"):
+    with pytest.raises(
+        UserError, match=r"of 25 shots of RGBNT201 \(train\) 2 lack a modality and 1 are misnamed; at most 1 are allowed"
+    ):
         learner(tmp_path / "data")
     assert len(learner(tmp_path / "data", loader={"MAX_BROKEN": 0.1}).train_data) == 22

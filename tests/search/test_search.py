@@ -139,7 +139,7 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(tmp_path, faults):
     _wait_until(lambda: all((folder / "trials" / n / "step").exists() for n in "01"), process)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=300)
-    assert process.returncode == 130 and "the same command goes on" in told
+    assert process.returncode == 130 and "run the same command again to continue" in told
     assert not any(_lives(tries(folder, trial)[0][0]) for trial in (0, 1))
     assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
     assert [(row["state"], row["retries"]) for row in rows(folder)] == [("complete", "1")] * 2 + [("complete", "0")] * 2
@@ -236,19 +236,19 @@ def test_a_report_that_the_database_does_not_take_is_told_to_all_processes(tmp_p
         raise optuna.exceptions.StorageInternalError("the server\nis gone")
 
     monkeypatch.setattr(optuna.trial.Trial, "report", gone)
-    with pytest.raises(UserError, match=r"step 3: .*could not be told score \(the server is gone\)"):
+    with pytest.raises(UserError, match=r"step 3: .*score could not be written .*\(the server is gone\)"):
         report(3, {"score": 0.5})
 
 
 def test_a_trial_that_dies_again_and_again_is_given_up_and_said_to_be(tmp_path, monkeypatch):
     searching, study = begun(tmp_path)
     searching.bar, said = SimpleNamespace(set_postfix_str=len), []
-    monkeypatch.setattr(searching, "say", said.append)
+    monkeypatch.setattr(searching, "print", said.append)
     for _ in range(RETRIES + 1):
         trial = searching.next_trial()
         number = first_number(study.trials[trial.number])
-        searching.begin_again(workers.Running(trial, number, tmp_path, workers.Slot("here"), None), "killed")
-    assert all("to be begun again" in one for one in said[:-1]) and "5 times begun again, it is given up" in said[-1]
+        searching.restart(workers.Running(trial, number, tmp_path, workers.Slot("here"), None), "killed")
+    assert all("started again" in one for one in said[:-1]) and "given up after 5 restarts" in said[-1]
     assert len({first_number(trial) for trial in study.trials}) == 1
 
 
@@ -282,10 +282,10 @@ def test_an_objective_that_was_not_measured_is_named(tmp_path):
 
 
 def test_keys_are_set_where_they_stand_or_would_stand():
-    made = space.with_values({"phases": [{"steps": 1}]}, {"phases.0.steps": 5, "optimizer.lr": 0.1}, Path("out"))
+    made = space.with_values({"phases": [{"steps": 1}]}, {"phases.0.steps": 5, "optimizer.lr": 0.1}, ("output", Path("out")))
     assert made == {"phases": [{"steps": 5}], "optimizer": {"lr": 0.1}, "output": "out"}
     with pytest.raises(UserError, match="write the whole list out"):
-        space.with_values({"phases": [{"steps": 1}]}, {"phases.1.steps": 5}, Path("out"))
+        space.with_values({"phases": [{"steps": 1}]}, {"phases.1.steps": 5}, ("output", Path("out")))
 
 
 def test_gpus_are_given_to_workers_in_groups():
@@ -300,7 +300,7 @@ def test_gpus_are_given_to_workers_in_groups():
     assert made(list("01"), available_gpus=(1, 0)) == [("1", 1), ("0", 1)]
     assert made(list("01"), available_gpus=(0, 1), n_workers=1) == [("0", 1)]
     assert made([], available_gpus=(0, 1), gpus_per_subtask=2, n_workers=3) == [("", 1)] * 3
-    with pytest.raises(UserError, match=r"\[2\] are not there; there are \[0, 1\]"):
+    with pytest.raises(UserError, match=r"\[2\] do not exist; there are \[0, 1\]"):
         made(list("01"), available_gpus=(0, 2))
     (place,) = workers.find_slots(Manager(available_gpus=(0, 1), gpus_per_subtask=2), list("01"))
     assert "--nproc-per-node=2" in place.command(Path("a"), Path("b"), 1)

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from tokensieve import training
+from tokensieve.config.registry import TRAININGS, TrainingSpec
 
 STEPS, WIDTH, HELD = 12, 8, 9
 
@@ -102,7 +103,15 @@ class ToyLearner:
                 one.load_state_dict(saved)
 
 
-TOY = ("tests.support.toy_training:ToyLearner", "tests.support.toy_training:export")  # an entry of training.TASKS
+TRAININGS.add(
+    TrainingSpec(
+        "toy",
+        "two networks learn against each other",
+        schema="tests.support.toy_training:config",
+        learner="tests.support.toy_training:ToyLearner",
+        export="tests.support.toy_training:export",
+    )
+)
 
 
 def export(learner: ToyLearner, run: Path) -> dict[str, object]:
@@ -123,7 +132,6 @@ def main(output: str | Path, resume: bool) -> int:
         training.run(config(count=int(os.environ.get("TOY_STEPS", STEPS))), resume, output, quiet=True)
         return 0
 
-    training.TASKS["toy"] = TOY
     cli.dispatch = dispatch
     return cli.main(["methods"])
 

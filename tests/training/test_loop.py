@@ -8,7 +8,6 @@ import os
 import random
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import yaml
 
 from tests.support import toy_training as toy
 from tests.support.paths import ROOT
+from tests.support.processes import free_port
 from tests.support.pruning_worker import settings
 from tests.support.states import same
 from tokensieve import UserError, training
@@ -34,8 +34,7 @@ LAST = f"step-{toy.STEPS:08d}"
 
 
 @pytest.fixture(autouse=True)
-def toy_task(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(training.TASKS, "toy", toy.TOY)
+def threads() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -46,12 +45,6 @@ def loaded() -> None:
     """What each of the many processes would load."""
     import_module("torch.utils.tensorboard")
     torch.optim.Adam(torch.nn.Linear(1, 1).parameters())
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Job:
@@ -109,10 +102,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Runs that were never stopped, of one process and of two."""
     folder = tmp_path_factory.mktemp("whole")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(training.TASKS, "toy", toy.TOY)
-        for size in (1, 2):
-            assert Job(folder / str(size), size).wait() == [0] * size, (folder / f"{size}.stderr").read_text()
+    for size in (1, 2):
+        assert Job(folder / str(size), size).wait() == [0] * size, (folder / f"{size}.stderr").read_text()
     return {size: folder / str(size) for size in (1, 2)}
 
 
@@ -203,7 +194,7 @@ def test_evaluating_does_not_change_what_is_learned(tmp_path, whole):
 
 
 def test_a_run_is_resumed_with_as_many_processes(tmp_path, whole):
-    with pytest.raises(UserError, match="begun with 2 processes and this is 1; resume it with 2"):
+    with pytest.raises(UserError, match="started with 2 processes and this is 1; resume it with 2"):
         training.run(toy.config(), resume=True, output=whole[2], quiet=True)
 
 
@@ -281,7 +272,7 @@ def test_the_curves_of_a_resumed_run_are_those_of_one_that_was_not_stopped(tmp_p
 
 def test_the_text_log_tells_losses_evaluations_and_where_checkpoints_are(whole):
     text = (whole[1] / "logs" / "training.log").read_text()
-    assert "begun, 12 steps to do" in text and "step 7/12  maker " in text and "evaluation after step 8\n    distance  " in text
+    assert "started, 12 steps" in text and "step 7/12  maker " in text and "evaluation after step 8\n    distance  " in text
     assert f"checkpoint in {whole[1] / 'checkpoints' / LAST}" in text and "the best distance so far" in text
 
 

@@ -1,4 +1,4 @@
-"""S4's training: what moves and what stays frozen, losses, schedule, resuming, two processes, what it writes and refuses."""
+"""Training of two-stage VLM pruning: what is trained, losses, schedule, resuming, two processes, what it writes and refuses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import yaml
 
 import tokensieve
 from tests.support.paths import ROOT
+from tests.support.processes import free_port
 from tests.support.pruning_worker import gradients, learner, settings, weights
-from tests.test_distributed import free_port
 from tokensieve import UserError, config, training
 from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
 from tokensieve.data import vqa
@@ -23,11 +23,10 @@ from tokensieve.data.images import BrokenImage
 from tokensieve.models.loading import vlm as load_vlm
 from tokensieve.tasks.vqa import answering
 from tokensieve.training import processes
-from tokensieve.training.pruning import batches
-from tokensieve.training.pruning import learner as learner_module
+from tokensieve.training.pruning import batches, evaluation
 from tokensieve.training.pruning.batches import NO_ANSWER, Collate
 from tokensieve.training.pruning.discriminator import Discriminator, critic_loss
-from tokensieve.training.pruning.learner import PruningLearner
+from tokensieve.training.pruning.evaluation import Evaluator
 
 
 def test_every_weight_learns_the_model_does_not_and_all_is_logged(backbone):
@@ -75,13 +74,13 @@ def test_the_critic_and_what_it_judges_are_moved_apart(backbone):
     """The adversarial loss moves merger and heads only, the critic's own losses the critic only."""
     made = learner(backbone)
     batch, _ = next(made._loader(0))
-    made._begin(0)
+    made._start_step(0)
     gradients = []
     for weight in (0.0, 1.0):
-        made.goal = made.goal.model_copy(update={"adv_loss_weight": weight})
+        made.pruning = made.pruning.model_copy(update={"adv_loss_weight": weight})
         for part in made.groups.values():
             part.zero_grad()
-        made._learn(batch, 1)
+        made._backward(batch, 1)
         gradients.append({name: [p.grad.clone() for p in part.parameters()] for name, part in made.groups.items()})
     assert all(map(torch.equal, gradients[0]["discriminator"], gradients[1]["discriminator"]))
     for name in ("token_merger", "layer_pruners"):
@@ -112,9 +111,9 @@ def test_the_discriminator_tells_apart_and_begins_anew():
     other[:, 5:] = 9.0
     assert torch.equal(critic(other, words), critic(fake, words))  # what is no word is not looked at
     state = torch.get_rng_state()
-    critic.begin_anew(5)
+    critic.reset_parameters(5)
     first = {name: value.clone() for name, value in critic.state_dict().items()}
-    critic.begin_anew(5)
+    critic.reset_parameters(5)
     assert all(torch.equal(first[name], value) for name, value in critic.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert critic_loss(critic(real, words), real=True) + critic_loss(critic(fake, words), real=False) > 1.0
@@ -122,17 +121,17 @@ def test_the_discriminator_tells_apart_and_begins_anew():
 
 def test_a_new_discriminator_now_and_then(backbone):
     made = learner(backbone, method={"disc_reinit_prob": 1.0})
-    made._begin(0)
+    made._start_step(0)
     first = made.groups["discriminator"].read.weight.clone()
-    made._begin(1)
+    made._start_step(1)
     assert not torch.equal(first, made.groups["discriminator"].read.weight) and not made.optimizers["discriminator"].state
-    made._begin(0)
+    made._start_step(0)
     assert torch.equal(first, made.groups["discriminator"].read.weight)
 
 
 def test_the_temperature_falls_over_half_of_the_steps():
     goal = Pruning()
-    assert [round(goal.at(step, 100), 3) for step in (0, 25, 50, 99)] == [1.0, 0.55, 0.1, 0.1]
+    assert [round(goal.temperature_at(step, 100), 3) for step in (0, 25, 50, 99)] == [1.0, 0.55, 0.1, 0.1]
     how = DeepLearning(schedule="cosine", warmup_steps=4)
     assert [how.rate(step, 24) for step in (0, 3)] == [0.25, 1.0] and how.rate(23, 24) < 0.05 < how.rate(14, 24)
     assert DeepLearning().rate(7, 9) == 1.0
@@ -277,7 +276,7 @@ def test_the_result_is_that_of_the_best_step_with_its_times(backbone, tmp_path, 
     """Also where the last step was worse; the weights that are written are those of the best one."""
     run, best = tmp_path / "run", {}
     made = settings(backbone, run, how={"epochs": 1, "evaluate_every": 3})
-    monkeypatch.setattr(PruningLearner, "_score", lambda self, soft: [float(not best)] * 6)
+    monkeypatch.setattr(Evaluator, "score", lambda self, soft: [float(not best)] * 6)
 
     def report(step, numbers):
         best.setdefault(step, numbers["accuracy_hard"])
@@ -315,7 +314,9 @@ def test_the_next_question_stands_in_for_one_whose_image_is_broken(backbone, cap
     made = learner(backbone)
     order = np.random.default_rng([0, 0, 8]).permutation(24).tolist()
     made.train_data = Holes(made.train_data, {order[1], order[2]})
-    with pytest.raises(UserError, match=r"2 images could not be read, the last \d+\.jpg: damaged; of the 48 .* 1 may be so"):
+    with pytest.raises(
+        UserError, match=r"2 images could not be read, the last \d+\.jpg: damaged; of the 48 .* at most 1 are allowed"
+    ):
         made.step(0)
     data = made.config.dataset_settings.model_copy(update={"max_broken": 0.05})
     made.config = made.config.model_copy(update={"dataset_settings": data})
@@ -331,28 +332,28 @@ def test_the_next_question_stands_in_for_one_whose_image_is_broken(backbone, cap
 
 def test_validation_questions_that_cannot_be_asked_are_wrong_and_counted(backbone, monkeypatch):
     made = learner(backbone)
-    made.val_data = Holes(made.val_data, {0})
-    monkeypatch.setattr(learner_module, "soft_score", lambda answer, answers: 1.0)
+    made.evaluator.data = Holes(made.val_data, {0})
+    monkeypatch.setattr(evaluation, "soft_score", lambda answer, answers: 1.0)
     told = made.evaluate(3)
     assert told["unreadable"] == 1 and told["questions"] == 6 and told["accuracy_hard"] == pytest.approx(5 / 6)
-    made.val_data.broken, made.answered = {0, 1}, {}
-    with pytest.raises(UserError, match="2 of 6 validation images could not be read; 1 may be so"):
+    made.evaluator.data.broken, made.evaluator.baseline = {0, 1}, []
+    with pytest.raises(UserError, match="2 of 6 validation images could not be read; at most 1 are allowed"):
         made.evaluate(3)
 
 
 def test_questions_are_asked_as_they_are_read_and_of_images_as_large_as_in_training(backbone, monkeypatch):
     made = learner(backbone, how={"eval_batch_size": 2}, method={"image_max_size": 64})
-    made.val_data = Holes(made.val_data, set())
+    made.evaluator.data = Holes(made.val_data, set())
     read = []
 
     def ask(processor, items, template):
-        read.append(len(made.val_data.seen))
+        read.append(len(made.evaluator.data.seen))
         assert {item.image.size for item in items} == {(64, 64)}
         return asked(processor, items, template)
 
     asked = answering.ask
     monkeypatch.setattr(answering, "ask", ask)
-    made._score(soft=None)
+    made.evaluator.score(soft=None)
     assert read == [2, 4, 6]
 
 
@@ -383,14 +384,14 @@ def test_the_device_of_the_file_is_taken_or_refused(monkeypatch):
     assert chosen == [torch.device("cuda:1")]
     for key, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(key, value)
-    with pytest.raises(UserError, match="cuda:1 would be that of all 2 processes; write cuda"):
+    with pytest.raises(UserError, match="cuda:1 would be used by all 2 processes; write cuda"):
         processes.start_accelerator("cuda:1", "no", 1, "device")
 
 
 def test_the_flops_are_those_of_the_language_model(backbone):
     """Counted by hand: products of matrices and of attention, for tokens that are there at each layer."""
     made = learner(backbone, method={"pruning_layers": [], "merger_type": "simple"})
-    cost = made._costs()
+    cost = made.evaluator.costs()
     batch = made.collate([made.val_data[0]], torch.zeros(1, dtype=torch.long))
     text = int(batch.words.sum())
 

@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from tokensieve import __version__
+from tokensieve.drawing.registry import SHOW_INPUTS
 from tokensieve.errors import ProcessLostError, UserError, did_you_mean
+from tokensieve.flags import add_flags
 
 TASKS = (
     *("zeroshot_classification", "zeroshot_retrieval", "linear_probe", "captioning", "image_caption_selection", "vqa", "reid"),
@@ -403,8 +405,7 @@ def _show_flags(parser: Parser) -> None:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="image files, or embedded:N for a scene of the embedded test set; of re-identification queries of data sets "
-        "(embedded-reid:N, RGBNT201:N, ...), or the files of an object: RGB=FILE NI=FILE TI=FILE",
+        help="; ".join(kind.summary for kind in SHOW_INPUTS.values()),
     )
     parser.add_argument(
         "--plan",
@@ -412,13 +413,8 @@ def _show_flags(parser: Parser) -> None:
         help="default: anchor(k=10,m=50,alpha=0.5); of re-identification what the model was trained with",
     )
     parser.add_argument("--compare", nargs="+", default=[], metavar="PLAN", help="more plans, side by side")
-    parser.add_argument("--question", metavar="TEXT", help="ask a vision-language model this, and tell its answers too")
-    parser.add_argument("--gallery", action="store_true", help="of re-identification: whom a query finds in the gallery")
-    parser.add_argument(
-        "--ranks", type=integer_in(1), default=10, metavar="N", help="with --gallery: so many, 50 at most (default: 10)"
-    )
-    parser.add_argument("--modalities", metavar="RGB,TI", help="of re-identification: only these (default: all of the model)")
-    parser.add_argument("--dataset_root", default="root", metavar="DIR", help="folder of a re-identification data set")
+    for kind in SHOW_INPUTS.values():
+        add_flags(parser, kind.flags)
     parser.add_argument(
         "--model", metavar="NAME", help="default: the embedded one; of re-identification also the folder of a training"
     )
@@ -490,9 +486,12 @@ def dispatch(args: argparse.Namespace) -> int:
             weights=args.weights,
         )
     elif args.command == "train":
-        from tokensieve import training
+        from tokensieve import config, search, training
 
-        training.run(args.config, resume=args.resume, quiet=args.quiet, output=args.output)
+        if config.load(args.config).searches:
+            search.run(args.config, output=args.output, quiet=args.quiet)
+        else:
+            training.run(args.config, resume=args.resume, quiet=args.quiet, output=args.output)
     elif args.command == "validate":
         from tokensieve import config
 

@@ -1,61 +1,65 @@
-"""The YAML files as typed models: every error is told at once, an unknown key with the nearest allowed one."""
+"""YAML files of trainings as typed models. All errors of a file are reported at once, each with its line and the nearest key.
+
+The type of a file comes from the declarations of trainings (registry.py). pydantic and yaml are imported when a file is read.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokensieve.config import explain
-from tokensieve.config.captions import CaptionTraining
-from tokensieve.config.clip import ClipTraining
-from tokensieve.config.document import ConfigErrors, Document
-from tokensieve.config.learned_selector import SelectorTraining
-from tokensieve.config.llava import LlavaTraining
-from tokensieve.config.schema import Training
-from tokensieve.config.search_space import check_space, key_path
+from tokensieve.config.registry import TRAININGS, TrainingSpec
 from tokensieve.errors import UserError, did_you_mean, nearest
+from tokensieve.registry import resolve
 
-TASKS: dict[str, type[Training]] = {
-    "clip": ClipTraining,
-    "captions": CaptionTraining,
-    "llava": LlavaTraining,
-    "learned_selector": SelectorTraining,
-}
-# Sections by which a file is known that has no `task:`, those of S4 and those of S5.
-PRUNING = ("method_settings", "trainer_settings", "dataset_settings", "backbone_settings")
-REID = ("MODEL", "INPUT", "DATASETS", "DATALOADER", "SOLVER", "TEST")
+if TYPE_CHECKING:
+    from tokensieve.config.document import Document
+    from tokensieve.config.schema import Training
 
 
 def load(path: str | Path) -> Any:
-    """Read and check a training file: a section of its task. Raises UserError, in one line, with every error in it."""
+    """Read and check a training file: an instance of its training's schema. Raises ConfigErrors with everything wrong in it."""
+    from tokensieve.config import explain
+    from tokensieve.config.document import Document
+    from tokensieve.config.search_space import check_space
+
     document = Document(Path(path))
-    schema = schema_of(document)
-    return explain.check_document(document, schema, [*document.doubles, *check_space(document, schema)])
+    schema: type[Training] = resolve(training_of(document).schema)
+    return explain.check_document(document, schema, [*document.duplicates, *check_space(document, schema)])
 
 
-def schema_of(document: Document) -> type[Training]:
-    """The type of a file: its task's, or, if it has the sections of S4 or S5, that of a pruning or a re-identification."""
+def training_of(document: Document) -> TrainingSpec:
+    """The training of a file: the one that `task:` names or, without `task:`, the one that has most of the file's sections."""
+    from tokensieve.config.document import ConfigErrors
+
     task = document.data.get("task")
-    if task in TASKS:
-        return TASKS[task]
-    if task is None and any(nearest(str(key), REID) for key in document.data):
-        from tokensieve.reid.config import ReidTraining
-
-        return ReidTraining
-    if task is None and any(nearest(str(key), PRUNING) for key in document.data):
-        from tokensieve.config.pruning import PruningTraining
-
-        return PruningTraining
-    options = f"{', '.join(TASKS)}; or write method_settings, or MODEL"
+    specs = sorted(TRAININGS.values(), key=lambda spec: spec.name)
+    by_task = {spec.name: spec for spec in specs if not spec.sections}
+    by_sections = [spec for spec in specs if spec.sections]
+    if task in by_task:
+        return by_task[task]
+    if task is None and by_sections:
+        best = max(by_sections, key=lambda spec: _count_sections(document, spec))
+        if any(_count_sections(document, best)):
+            return best
+    options = "; or write ".join([", ".join(by_task), ", or ".join(spec.sections[0] for spec in by_sections)])
+    problem = f"{task!r} is not one of {options}.{did_you_mean(str(task), by_task)}"
     if "task" not in document.data:
-        raise ConfigErrors(document.path, [document.error(("task",), f"missing; one of {options}")])
-    wrong = f"{task!r} is not one of {options}.{did_you_mean(str(task), TASKS)}"
-    raise ConfigErrors(document.path, [document.error(("task",), wrong)])
+        problem = f"missing; one of {options}"
+    raise ConfigErrors(document.path, [document.error(("task",), problem)])
+
+
+def _count_sections(document: Document, spec: TrainingSpec) -> tuple[int, int]:
+    """How many keys of a file are sections of a training, and how many are or nearly are."""
+    keys = [str(key) for key in document.data]
+    return sum(key in spec.sections for key in keys), sum(nearest(key, spec.sections) is not None for key in keys)
 
 
 def validate(files: Iterable[str | Path]) -> int:
     """Print every error of the files, one a line as FILE:LINE: KEY: MESSAGE, or that there is none; the exit code."""
+    from tokensieve.config.document import ConfigErrors
+
     code = 0
     for file in files:
         try:
@@ -72,17 +76,19 @@ def validate(files: Iterable[str | Path]) -> int:
     return code
 
 
-def _summary(config: Training) -> str:
-    about = (type(config).__doc__ or "").split("`: ")[-1].removesuffix(".")
-    search = config.search_settings
+def _summary(config: Any) -> str:
+    summary, search = TRAININGS[config.task].summary, config.search_settings
     if search.space:
-        about += f"; {search.n_trials} trials over {', '.join(search.space)}{'' if config.searches else ' (not turned on)'}"
-    return about
+        summary += f"; {search.n_trials} trials over {', '.join(search.space)}{'' if config.searches else ' (not turned on)'}"
+    return summary
 
 
 def check_files(path: str | Path, config: Training) -> None:
-    """Mistakes for what is wrong outside the file, with the lines that name it."""
-    wrong = list(config.check_files())
-    if wrong:
+    """Check what the file refers to, such as data on the disk. Raises ConfigErrors with the lines that refer to it."""
+    from tokensieve.config.document import ConfigErrors, Document
+    from tokensieve.config.search_space import key_path
+
+    problems = list(config.check_files())
+    if problems:
         document = Document(Path(path))
-        raise ConfigErrors(document.path, [document.error(key_path(key), told) for key, told in wrong])
+        raise ConfigErrors(document.path, [document.error(key_path(key), message) for key, message in problems])

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The file of the training `captions`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tokensieve.config.section import Count
 
 
 class CaptionTraining(Training):
-    """`tokensieve train configs/embedded_coca.yaml`: a CoCa learns captions on top of a CLIP's frozen vision tower."""
+    """For example configs/embedded_coca.yaml."""
 
     task: Literal["captions"]
     output: Path
     model: str = "sieve-coca-8"
     start: str = "scenes-v1"
-    """The embedded weights whose towers it begins with."""
+    """The embedded weights that initialise both towers."""
     seed: Annotated[int, Field(ge=0)] = 0
     optimizer: Optimizer = Optimizer()
     pictures: Count = 12_800
@@ -26,15 +26,15 @@ class CaptionTraining(Training):
     batch: Annotated[int, Field(ge=2)] = 32
     steps: Count
     contrast: Annotated[float, Field(ge=0)] = 0.5
-    """Weight of the contrast between captions and pictures beside the caption loss."""
+    """Weight of the contrastive loss between captions and pictures; that of the caption loss is 1."""
     threads: Count | None = None
     checkpoint_every: Count = 200
     evaluate: bool = True
-    """At the end, measure on the val and test splits and write it to card.json."""
+    """At the end, measure on the val and test splits and write the numbers to card.json."""
 
     @model_validator(mode="after")
-    def _numbers_fit(self) -> CaptionTraining:
-        self.optimizer.check(self.steps)
+    def _check_numbers(self) -> CaptionTraining:
+        self.optimizer.check_warmup(self.steps)
         if self.batch > self.pictures:
             raise ValueError(f"batch: {self.batch} is more than the {self.pictures} pictures")
         return self

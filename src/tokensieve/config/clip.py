@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The file of the training `clip`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokensieve.config.section import Count
 
 
 class ClipTraining(Training):
-    """`tokensieve train configs/embedded_clip.yaml`: a CLIP learns scenes and their captions."""
+    """For example configs/embedded_clip.yaml."""
 
     task: Literal["clip"]
     output: Path
@@ -24,13 +24,13 @@ class ClipTraining(Training):
     threads: Count | None = None
     checkpoint_every: Count = 100
     evaluate: bool = True
-    """At the end, measure on the val and test splits and write it to card.json."""
+    """At the end, measure on the val and test splits and write the numbers to card.json."""
 
     @property
     def steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
 
     @model_validator(mode="after")
-    def _warmup_ends(self) -> ClipTraining:
-        self.optimizer.check(self.steps)
+    def _check_warmup(self) -> ClipTraining:
+        self.optimizer.check_warmup(self.steps)
         return self

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""A YAML file with the line of every key, and errors that carry those lines."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, one_line
 
 KeyPath = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, order=True)
 class ConfigError:
-    """Something wrong in a file."""
+    """One error in a file."""
 
     line: int
     path: str
@@ -27,7 +27,7 @@ class ConfigError:
 
 
 class ConfigErrors(UserError):
-    """All that is wrong in a file, told in one line; `lines` has one for each."""
+    """All errors of a file. The message is one line; `lines` has one line for each error."""
 
     def __init__(self, file: Path, errors: Iterable[ConfigError]) -> None:
         self.file, self.errors = file, sorted(set(errors))
@@ -54,13 +54,13 @@ class Document:
         loader = yaml.SafeLoader(text)
         try:
             self.node = loader.get_single_node()
-            self.doubles = [] if self.node is None else list(_duplicate_keys(self.node, (), set()))
+            self.duplicates = [] if self.node is None else list(_duplicate_keys(self.node, (), set()))
             data = None if self.node is None else loader.construct_document(self.node)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
-            told = getattr(error, "problem", None) or str(error)
-            wrong = ConfigError(1 if mark is None else mark.line + 1, "", f"not valid YAML ({' '.join(told.split())})")
-            raise ConfigErrors(path, [wrong]) from None
+            reason = one_line(getattr(error, "problem", None) or error)
+            problem = ConfigError(1 if mark is None else mark.line + 1, "", f"not valid YAML ({reason})")
+            raise ConfigErrors(path, [problem]) from None
         finally:
             loader.dispose()
         if not isinstance(data, dict):
@@ -68,29 +68,29 @@ class Document:
             raise ConfigErrors(path, [ConfigError(1, "", f"expected keys and values, such as 'task: clip', but found {found}")])
         self.data: dict[str, Any] = data
 
-    def line(self, place: Sequence[int | str]) -> int:
+    def line(self, path: Sequence[int | str]) -> int:
         """The line of a key, or of the nearest one above it that the file has."""
         node, line = self.node, 1
-        for part in place:
+        for step in path:
             if isinstance(node, yaml.MappingNode):
-                found = [(key, value) for key, value in node.value if key.value == str(part)]
-                if not found:
+                matches = [(key, value) for key, value in node.value if key.value == str(step)]
+                if not matches:
                     break
-                key, node = found[-1]
+                key, node = matches[-1]
                 line = key.start_mark.line + 1
-            elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-                node = node.value[part]
+            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+                node = node.value[step]
                 line = node.start_mark.line + 1
             else:
                 break
         return line
 
-    def error(self, place: Sequence[int | str], message: str) -> ConfigError:
-        return ConfigError(self.line(place), ".".join(str(part) for part in place), message)
+    def error(self, path: Sequence[int | str], message: str) -> ConfigError:
+        return ConfigError(self.line(path), ".".join(map(str, path)), message)
 
 
 def _duplicate_keys(node: yaml.Node, above: KeyPath, seen: set[int]) -> Iterator[ConfigError]:
-    """The keys that stand twice in one place: YAML takes the last one without a word."""
+    """Errors for keys that a section has twice: YAML silently takes the last one."""
     if id(node) in seen:  # an alias
         return
     seen.add(id(node))
@@ -102,7 +102,7 @@ def _duplicate_keys(node: yaml.Node, above: KeyPath, seen: set[int]) -> Iterator
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if name in first and key.tag != "tag:yaml.org,2002:merge":
-                path = ".".join(str(part) for part in (*above, name))
-                yield ConfigError(line, path, f"stands twice, first in line {first[name]}; leave one of them")
+                path = ".".join(map(str, (*above, name)))
+                yield ConfigError(line, path, f"given twice, first in line {first[name]}; remove one of them")
             first.setdefault(name, line)
             yield from _duplicate_keys(value, (*above, name), seen)

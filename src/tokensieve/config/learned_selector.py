@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The file of the training `learned_selector`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokensieve.config.section import Count, Fraction
 
 
 class SelectorOptimizer(Optimizer):
-    """AdamW alone, for a run of few steps."""
+    """AdamW alone, with defaults for a short run."""
 
     lr: Annotated[float, Field(gt=0)] = 3e-3
     floor: Fraction = 0.02
@@ -20,7 +20,7 @@ class SelectorOptimizer(Optimizer):
 
 
 class SelectorTraining(Training):
-    """`tokensieve train configs/learned_selector.yaml`: a small network learns which tokens a frozen model needs."""
+    """For example configs/learned_selector.yaml."""
 
     task: Literal["learned_selector"]
     output: Path
@@ -33,9 +33,9 @@ class SelectorTraining(Training):
     split: str = "train"
     val_split: str = "val"
     val_images: Count | None = None
-    """How many pictures of the validation split to measure on; None: all."""
+    """How many images of the validation split to measure on; None: all."""
     plans: Annotated[tuple[str, ...], Field(min_length=1)]
-    """What to train for, such as learned@4:32(rest=merge); every step draws one of them."""
+    """Plans to train for, such as learned@4:32(rest=merge); every step draws one of them."""
     steps: Count
     batch: Annotated[int, Field(ge=2)] = 64
     feature: Annotated[float, Field(ge=0)] = 1.0
@@ -43,9 +43,9 @@ class SelectorTraining(Training):
     logits: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the divergence from the full model's class probabilities, where the data has classes."""
     attention: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the divergence of the scores from what the full model's next block attends to."""
+    """Weight of the divergence of the scores from the attention in the full model's next block."""
     exploration: Annotated[float, Field(ge=0)] = 0.2
-    """Gumbel noise on the ranking, so that tokens are tried that would not be chosen."""
+    """Gumbel noise on the ranking, so that other tokens are tried too."""
     optimizer: SelectorOptimizer = SelectorOptimizer()
     seed: Annotated[int, Field(ge=0)] = 0
     workers: Annotated[int, Field(ge=0)] = 1
@@ -53,13 +53,13 @@ class SelectorTraining(Training):
     device: str | None = None
     checkpoint_every: Count = 50
     evaluate: bool = True
-    """At the end, measure every plan and the full model on the validation split and write it to card.json."""
+    """At the end, measure every plan and the full model on the validation split and write the numbers to card.json."""
 
     @model_validator(mode="after")
-    def _something_is_learned(self) -> SelectorTraining:
+    def _check_plans(self) -> SelectorTraining:
         from tokensieve.plan import Plan
 
-        self.optimizer.check(self.steps)
+        self.optimizer.check_warmup(self.steps)
         for text in self.plans:
             steps = Plan.parse(text).steps
             if not any(step.method.name == "learned" for step in steps):

@@ -1,6 +1,6 @@
-"""The file of S4's training, configs/vision_token_pruning.yaml: typed, with its defaults, checked before anything is loaded.
+"""The file of the training `pruning` (two-stage VLM pruning), for example configs/vision_token_pruning.yaml.
 
-What can be known from the file alone is checked here; what needs the model and the data, in training/pruning.py, before the
+What depends on the file alone is checked here; what needs the model and the data is checked in training/pruning/, before the
 first step.
 """
 
@@ -25,14 +25,14 @@ EMBEDDED = "embedded"
 
 
 class Backbone(Section):
-    """The model that is made faster. All of it stays frozen."""
+    """The model that is pruned. All of its weights stay frozen."""
 
     name: str = "llava-hf/llava-1.5-7b-hf"
     """sieve-llava-8, a folder, or an id on the Hub."""
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
-    """None: the one its weights are stored in; on a CPU float32."""
+    """None: the dtype of its weight files; on a CPU float32."""
     attn_implementation: Literal["sdpa", "eager"] | None = None
-    """The soft masks of the training need one that takes a bias; flash attention does not."""
+    """The soft masks of the training need an implementation with an attention bias; flash attention has none."""
     cache_dir: str | None = None
 
 
@@ -43,9 +43,9 @@ class Files(Section):
     annotations: Path | None = None
     images: Path | None = None
     split: str | None = None
-    """Which split of data that comes in splits of its own; None: train, or val."""
+    """Split of data that comes in splits of its own; None: train, or val."""
     limit: Count | None = None
-    """Only the first so many questions."""
+    """Use only the first questions, this many."""
 
 
 class Data(Section):
@@ -54,27 +54,27 @@ class Data(Section):
     name: Literal["vqav2", "gqa", "jsonl", "embedded"] = "vqav2"
     train: Files = Files()
     val: Files = Files(limit=2000)
-    """What accuracies are measured on while training, and by which the best weights are chosen: never the test split."""
+    """For the accuracies during training, by which the best weights are chosen: never the test split."""
     max_broken: Fraction = 0.01
-    """The share of questions, rounded up, whose image may be unreadable."""
+    """The largest allowed share of questions with an unreadable image, rounded up."""
 
     def allowed(self, questions: int) -> int:
-        """How many images of so many may be unreadable."""
+        """How many images may be unreadable, of this many questions."""
         return math.ceil(self.max_broken * questions)
 
     @model_validator(mode="after")
-    def _files_are_named(self) -> Data:
+    def _check_paths(self) -> Data:
         needed = {"vqav2": ("questions", "annotations", "images"), "gqa": ("questions", "images"), "jsonl": ("questions",)}
-        wrong = []
-        for part in ("train", "val"):
-            given = getattr(self, part)
-            lacking = [key for key in needed.get(self.name, ()) if getattr(given, key) is None]
-            if lacking:
-                wrong.append(f"{part}: {self.name} needs the path of {' and '.join(lacking)}")
-            if given.split is not None and given.split.startswith("test"):
-                wrong.append(f"{part}.split: {given.split} is for what the results are told of; use train or val")
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        problems = []
+        for split in ("train", "val"):
+            files = getattr(self, split)
+            missing = [key for key in needed.get(self.name, ()) if getattr(files, key) is None]
+            if missing:
+                problems.append(f"{split}: {self.name} needs the path of {' and '.join(missing)}")
+            if files.split is not None and files.split.startswith("test"):
+                problems.append(f"{split}.split: {files.split} is reserved for the final results; use train or val")
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
 
@@ -83,7 +83,7 @@ class LearningRate(Section):
 
 
 class Optimizers(Section):
-    """Three groups of weights, each with an optimizer (Adam) of its own."""
+    """Three groups of weights, each with its own Adam optimizer."""
 
     token_merger: LearningRate = LearningRate(lr=2e-5)
     layer_pruners: LearningRate = LearningRate(lr=2e-5)
@@ -91,20 +91,20 @@ class Optimizers(Section):
 
 
 class DeepLearning(Section):
-    """How long, how much at once, how fast."""
+    """Length, batch size and learning rates of the training."""
 
     epochs: Count = 1
     max_steps: Count | None = None
-    """Steps at most, whatever the epochs."""
+    """Maximum number of steps, whatever the epochs."""
     batch_size: Count = 12
-    """Questions in a step, of each process; with several processes or accumulation a step sees so many times more."""
+    """Questions per step of each process; multiply by processes and accumulation steps for the whole step."""
     gradient_accumulation_steps: Count = 1
     optimizers: Optimizers = Optimizers()
     schedule: Literal["constant", "cosine"] = "constant"
     """Of the learning rates of merger and pruners, after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     clip: Rate = 1.0
-    """Largest norm of each group's gradient."""
+    """Maximum norm of each group's gradient."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
     device: str | None = None
     num_workers: Annotated[int, Field(ge=0)] = 2
@@ -117,18 +117,18 @@ class DeepLearning(Section):
 
     @field_validator("mixed_precision", mode="before")
     @classmethod
-    def _no_is_a_word(cls, value: Any) -> Any:
-        """YAML takes `no` for false."""
+    def _accept_no(cls, value: Any) -> Any:
+        """YAML reads `no` as false."""
         return "no" if value is False else value
 
     @model_validator(mode="after")
-    def _warmup_ends(self) -> DeepLearning:
+    def _check_warmup(self) -> DeepLearning:
         if self.max_steps is not None and self.warmup_steps >= self.max_steps:
             raise ValueError(f"warmup_steps: {self.warmup_steps} is not less than the {self.max_steps} of max_steps")
         return self
 
     def rate(self, step: int, steps: int) -> float:
-        """The part of the learning rate that a step has."""
+        """The factor of the learning rates at a step."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.schedule == "constant":
@@ -142,71 +142,73 @@ class Trainer(Section):
 
 
 class Pruning(Section):
-    """The two stages, what they are trained for, and by which losses."""
+    """The two stages, their targets, and the weights of the losses."""
 
     merger_type: Literal["none", "simple", "question_aware"] = "simple"
     merge_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
     target_merge_tokens: Count | None = None
-    """The tokens that the merger leaves; None: as merge_ratio says. Both, where they agree."""
+    """The tokens that the merger leaves; None: from merge_ratio. Both may be given where they agree."""
     merge_sparsity_weight: Weight = 1e-4
     merger_hidden: Count = 256
     pruning_layers: tuple[Annotated[int, Field(ge=0)], ...] = (10, 20, 31)
-    """Layers of the language model, counted from 0, whose input loses tokens."""
+    """Layers of the language model, counted from 0, whose input is pruned."""
     target_prune_tokens: tuple[Count, ...] = (200, 150, 100)
     """Vision tokens left from each pruning layer on."""
     prune_sparsity_weight: Weight = 10.0
-    """Of the squared relative errors of the soft masks' counts."""
+    """Weight of the squared relative errors of the soft masks' token counts."""
     pruner_d_internal: Count = 512
     pruner_num_heads: Count = 4
     pruner_type: Literal["cross_attention"] = "cross_attention"
     temperature: Rate = 1.0
     temperature_min: Rate = 0.1
     temperature_anneal_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """The share of all steps over which the temperature falls, linearly."""
+    """The share of all steps over which the temperature falls linearly."""
     adv_loss_weight: Weight = 1.0
     """0: no discriminator."""
     task_loss_weight: Weight = 25.0
     distill_loss_weight: Weight = 0.0
-    """Of the divergence from the full model's distribution of the answer's words. 0 leaves it out."""
+    """Weight of the divergence from the full model's distribution over the answer's words. 0: none."""
     hard_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The last share of the steps, in which the pruners drop tokens as they will in use, with a straight-through gradient."""
+    """Share of the steps, at the end, in which the pruners drop tokens as in use, with a straight-through gradient."""
     prune_rest: Literal["drop", "merge"] = "drop"
-    """What becomes of pruned tokens: gone, or averaged into the kept ones most like them (rest=merge in the plan)."""
+    """Pruned tokens are dropped, or averaged into the most similar kept ones (rest=merge in the plan)."""
     disc_hidden: Count = 256
     disc_reinit_prob: Fraction = 0.01
-    """Probability that a step begins with a new discriminator, so that it does not run away."""
+    """Probability that a step starts with a new discriminator, so that it does not become too strong."""
     max_vision_tokens: Count | None = None
-    """A model that makes more of an image is refused before anything is trained."""
+    """A model with more vision tokens per image is refused before the training."""
     image_max_size: Count | None = 1024
-    """Longer sides of images are reduced to this when they are read."""
+    """Images with a longer side are scaled down to this when they are read."""
 
     @model_validator(mode="after")
-    def _something_fits(self) -> Pruning:
+    def _check_pruning(self) -> Pruning:
         layers, counts = self.pruning_layers, self.target_prune_tokens
-        wrong = []
+        problems = []
         if sorted(set(layers)) != list(layers):
-            wrong.append(f"pruning_layers: {list(layers)} do not ascend; for example {sorted(set(layers))}")
+            problems.append(f"pruning_layers: {list(layers)} do not ascend; for example {sorted(set(layers))}")
         if len(layers) != len(counts) and layers:
-            wrong.append(f"target_prune_tokens: {len(counts)} counts for {len(layers)} pruning layers; give one for each")
+            problems.append(f"target_prune_tokens: {len(counts)} counts for {len(layers)} pruning layers; give one for each")
         if any(b >= a for a, b in itertools.pairwise(counts)):
-            wrong.append(f"target_prune_tokens: {list(counts)} do not descend, but tokens that are gone do not come back")
+            problems.append(f"target_prune_tokens: {list(counts)} do not descend, but tokens that are gone do not come back")
         if self.pruner_d_internal % self.pruner_num_heads:
-            wrong.append(f"pruner_d_internal: {self.pruner_d_internal} cannot be divided among {self.pruner_num_heads} heads")
+            problems.append(
+                f"pruner_d_internal: {self.pruner_d_internal} cannot be divided among {self.pruner_num_heads} heads"
+            )
         if self.merger_type == "question_aware":
-            from tokensieve.methods.merger import HEADS
+            from tokensieve.methods.merger import HEADS  # imports torch
 
             if self.merger_hidden % HEADS:
-                wrong.append(f"merger_hidden: {self.merger_hidden} cannot be divided among the merger's {HEADS} heads")
+                problems.append(f"merger_hidden: {self.merger_hidden} cannot be divided among the merger's {HEADS} heads")
         if self.temperature_min > self.temperature:
-            wrong.append(f"temperature_min: {self.temperature_min} is above the temperature of {self.temperature}")
+            problems.append(f"temperature_min: {self.temperature_min} is above the temperature of {self.temperature}")
         if self.merger_type == "none" and not layers:
-            wrong.append("merger_type: none and no pruning_layers leave nothing to train; set merger_type: simple")
+            problems.append("merger_type: none and no pruning_layers leave nothing to train; use merger_type: simple")
         if self.task_loss_weight == self.adv_loss_weight == self.distill_loss_weight == 0:
-            wrong.append(
+            problems.append(
                 "task_loss_weight, adv_loss_weight and distill_loss_weight are all 0, so there is nothing to learn from"
             )
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     def merged(self, n: int) -> int:
@@ -215,43 +217,47 @@ class Pruning(Section):
             return n
         return self.target_merge_tokens or math.ceil(round(self.merge_ratio * n, 6))
 
-    def at(self, step: int, steps: int) -> float:
+    def temperature_at(self, step: int, steps: int) -> float:
         """The temperature of a step: linear, over the first temperature_anneal_rate of the steps."""
         done = min(1.0, step / max(1.0, self.temperature_anneal_rate * steps))
         return self.temperature + (self.temperature_min - self.temperature) * done
 
     def check_counts(self, n: int, depth: int) -> list[str]:
-        """What of this cannot be done by a model with n vision tokens an image and a language model of so many layers."""
-        wrong = []
+        """Problems of these settings with a model of n vision tokens per image and a language model of this depth."""
+        problems = []
         beyond = [layer for layer in self.pruning_layers if layer >= depth]
         if beyond:
-            wrong.append(f"pruning_layers: {beyond} beyond the language model's {depth} layers; allowed are 0 to {depth - 1}")
+            problems.append(
+                f"pruning_layers: {beyond} beyond the language model's {depth} layers; allowed are 0 to {depth - 1}"
+            )
         by_ratio, target = math.ceil(round(self.merge_ratio * n, 6)), self.target_merge_tokens
         both = target is not None and "merge_ratio" in self.model_fields_set
         if self.merger_type != "none" and both and abs((target or 0) - by_ratio) > 1:
-            wrong.append(
+            problems.append(
                 f"target_merge_tokens: {target} and merge_ratio: {self.merge_ratio} ({by_ratio} of {n} tokens) contradict; "
                 "give one of them"
             )
         before = self.merged(n)
         if before > n:
-            wrong.append(f"target_merge_tokens: {before} are more than the {n} vision tokens of an image")
+            problems.append(f"target_merge_tokens: {before} are more than the {n} vision tokens of an image")
         if before == n and self.merger_type != "none":
             key = "merge_ratio" if target is None else "target_merge_tokens"
-            wrong.append(f"{key}: leaves all {n} vision tokens, so there is nothing to merge; give less, or merger_type: none")
+            problems.append(
+                f"{key}: leaves all {n} vision tokens, so there is nothing to merge; give less, or merger_type: none"
+            )
         if self.pruning_layers and self.target_prune_tokens[0] == before:
-            wrong.append(f"target_prune_tokens: {before} are all the tokens that arrive there, so there is nothing to prune")
+            problems.append(f"target_prune_tokens: {before} are all the tokens that arrive there, so there is nothing to prune")
         elif self.pruning_layers and self.target_prune_tokens[0] > before:
-            wrong.append(
+            problems.append(
                 f"target_prune_tokens: {self.target_prune_tokens[0]} are more than the {before} tokens that arrive there"
             )
         if self.max_vision_tokens is not None and n > self.max_vision_tokens:
-            wrong.append(f"max_vision_tokens: {self.max_vision_tokens}, but the model makes {n} of every image")
-        return wrong
+            problems.append(f"max_vision_tokens: {self.max_vision_tokens}, but the model makes {n} of every image")
+        return problems
 
 
 class PruningTraining(Training):
-    """`tokensieve train configs/vision_token_pruning.yaml`: a merger and pruner heads learn to serve a frozen LLaVA."""
+    """For example configs/vision_token_pruning.yaml."""
 
     several_processes: ClassVar[bool] = True
 
@@ -278,7 +284,7 @@ class PruningTraining(Training):
         return self.trainer_settings.dl_settings.evaluate_every
 
     def check_files(self) -> Iterator[tuple[str, str]]:
-        """Files that are not there, and what the model's own config.json, if it is on this disk, says cannot be done."""
+        """Missing files, and settings that do not fit the model, if its config.json is on this disk."""
         for split in ("train", "val"):
             for key in ("questions", "annotations", "images"):
                 path = getattr(getattr(self.dataset_settings, split), key)
@@ -287,28 +293,28 @@ class PruningTraining(Training):
                     yield f"dataset_settings.{split}.{key}", f"no {kind} {str(path)!r}"
         shape = model_shape(self.backbone_settings.name)
         if shape is not None:
-            for told in self.method_settings.check_counts(*shape):
-                key, _, message = told.partition(": ")
+            for problem in self.method_settings.check_counts(*shape):
+                key, _, message = problem.partition(": ")
                 yield f"method_settings.{key}", message
 
     def recipe(self) -> dict[str, Any]:
-        """What decides the result: all of the file but where and how the work is done."""
-        told: dict[str, Any] = json.loads(
+        """The keys of the file that decide the result, without those that set where and how it runs."""
+        recipe: dict[str, Any] = json.loads(
             self.model_dump_json(exclude={"output": True, "manager_settings": True, "search_settings": True})
         )
         for key in ("num_workers", "threads", "device", "checkpoint_every", "eval_batch_size"):
-            del told["trainer_settings"]["dl_settings"][key]
-        del told["backbone_settings"]["cache_dir"]
-        return told
+            del recipe["trainer_settings"]["dl_settings"][key]
+        del recipe["backbone_settings"]["cache_dir"]
+        return recipe
 
 
 def model_shape(name: str) -> tuple[int, int] | None:
-    """Vision tokens of an image and layers of the language model, of a LLaVA that is on this disk; None: not known yet."""
+    """Vision tokens per image and layers of the language model, of a LLaVA on this disk; None: not known yet."""
     path = (embedded.llava_path() if name == embedded.LLAVA else Path(name)) / "config.json"
     if not path.is_file():
         return None
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        return int(told["image_seq_length"]), int(told["text_config"]["num_hidden_layers"])
-    except (ValueError, KeyError, TypeError):  # of another family, or broken: the training tells when it opens the model
+        config = json.loads(path.read_text(encoding="utf-8"))
+        return int(config["image_seq_length"]), int(config["text_config"]["num_hidden_layers"])
+    except (ValueError, KeyError, TypeError):  # another family, or a broken file: reported when the training opens the model
         return None

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The recipe of a run: the part of its file that decides the result. A run is resumed with the same recipe only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tokensieve.config.section import Section
 from tokensieve.errors import UserError
 
-# Keys of any task that say how and where the work is done, and do not change what comes out of it.
+# Keys of any training that set how and where it runs, and do not change its result.
 KEYS_OUTSIDE_RECIPE = {
     *("output", "workers", "threads", "device", "model_cache_dir", "checkpoint_every", "evaluate", "val_images"),
     *("manager_settings", "search_settings"),
@@ -17,18 +17,18 @@ KEYS_OUTSIDE_RECIPE = {
 
 
 def recipe(config: Section) -> dict[str, Any]:
-    """What decides the result of a training: all of its file but the circumstances."""
+    """The keys of a file that decide the result of its training."""
     decided: dict[str, Any] = json.loads(config.model_dump_json(exclude=KEYS_OUTSIDE_RECIPE))
     return decided
 
 
 def check_recipe(now: Mapping[str, Any], begun: Mapping[str, Any]) -> None:
-    """A UserError if a run that was begun with one recipe is to be resumed with another."""
+    """A UserError if a run that was started with one recipe is resumed with another."""
     changed = list(_changed(begun, now))
     if changed:
         raise UserError(
-            f"the run was begun with other values of {', '.join(changed)}; "
-            "restore them in the configuration, or begin a new run with another --output"
+            f"the run was started with other values of {', '.join(changed)}; "
+            "restore them in the configuration, or start a new run with another --output"
         )
 
 

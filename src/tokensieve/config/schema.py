@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""What the files of all trainings share: search and manager settings, and the sections of the embedded recipes."""
 
 from __future__ import annotations
 
@@ -13,36 +13,41 @@ from tokensieve.config.section import Count, Fraction, Section
 
 
 class Training(Section):
-    """A file that can be trained, and searched."""
+    """A file of `tokensieve train` and `tokensieve search`. Its `task` is the name of its declaration (registry.py).
+
+    A training also has `output`, `threads` (or None), and, unless its learner has them, `steps` and `checkpoint_every`.
+    """
 
     several_processes: ClassVar[bool] = False
     """Whether it can be trained by several processes at once, each with a GPU."""
+    output_key: ClassVar[str] = "output"
+    """The key of the folder of a run."""
 
     manager_settings: Manager = Manager()
     search_settings: Search = Search()
 
     @property
     def searches(self) -> bool:
-        """Whether `tokensieve train` makes a search of it: either switch turns it on."""
+        """Whether `tokensieve train` starts a search: either switch turns it on."""
         return self.manager_settings.mode == "optuna" or self.search_settings.enable
 
     @model_validator(mode="after")
-    def _processes_fit(self) -> Training:
+    def _check_processes(self) -> Training:
         if self.manager_settings.gpus_per_subtask > 1 and not self.several_processes:
             raise ValueError("manager_settings.gpus_per_subtask: this is trained by one process, on one GPU; write 1")
         return self
 
     def check_files(self) -> Iterable[tuple[str, str]]:
-        """What is wrong outside the file, such as data that is not there: the path of a key, and a message."""
+        """Problems with what the file refers to, such as missing data: the path of a key, and a message."""
         return ()
 
     def notes(self) -> Iterable[str]:
-        """What is odd outside the file, and yet no error."""
+        """Remarks on what the file refers to that are not errors."""
         return ()
 
 
 class Phase(Section):
-    """A stretch of training on pictures of one kind."""
+    """A phase of training on pictures of one kind."""
 
     steps: Count
     batch: Annotated[int, Field(ge=2)] = 64
@@ -51,12 +56,12 @@ class Phase(Section):
     level: tuple[Fraction, Fraction] = (1.0, 1.0)
     """Difficulty of the scenes at the first and at the last step."""
     several: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of pictures with several objects, which have captions that tell them all. Needs the full canvas."""
+    """Share of pictures with several objects, whose captions name all of them. Needs the full canvas."""
 
     @model_validator(mode="after")
-    def _several_fit(self) -> Phase:
+    def _check_several(self) -> Phase:
         if self.several and self.canvas < 112:
-            raise ValueError("several > 0 needs canvas: 112, since captions tell what a smaller window may not show")
+            raise ValueError("several > 0 needs canvas: 112, since captions name what a smaller window may not show")
         return self
 
 
@@ -65,23 +70,20 @@ class Optimizer(Section):
 
     lr: Annotated[float, Field(gt=0)] = 2e-3
     floor: Fraction = 0.01
-    """The last learning rate, as a part of the first."""
+    """The last learning rate, as a fraction of the first."""
     warmup: Annotated[int, Field(ge=0)] = 100
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     clip: Annotated[float, Field(gt=0)] = 1.0
-    """Largest norm of the gradient of AdamW's part."""
+    """Maximum norm of the gradient of AdamW's parameters."""
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of one of so many steps."""
+        """The learning rate of a step, of `steps` in all."""
         if step < self.warmup:
             return self.lr * (step + 1) / self.warmup
         done = (step - self.warmup) / (steps - self.warmup)
         return self.lr * (self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2)
 
-    def check(self, steps: int) -> None:
+    def check_warmup(self, steps: int) -> None:
         """A ValueError if the warm-up would last the whole training."""
         if self.warmup >= steps:
             raise ValueError(f"optimizer.warmup: {self.warmup} is not less than the {steps} steps of the training")
-
-
-OUTPUT_KEYS = ("output", "OUTPUT_DIR")  # how files call the folder of a run

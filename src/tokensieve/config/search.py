@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The sections search_settings and manager_settings: what a search tries, what it optimises, and where trials run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tokensieve.config.section import Count, Section
 
 
 class Dimension(Section):
-    """What a search tries for one key: numbers from low to high, or one of the choices."""
+    """The values that a search tries for one key: numbers from low to high, or one of the choices."""
 
     low: int | float | None = None
     high: int | float | None = None
     step: int | float | None = None
-    """Only every so many."""
+    """Distance between the numbers that are tried."""
     log: bool = False
-    """As many trials from 1e-5 to 1e-4 as from 1e-4 to 1e-3."""
+    """Logarithmic: as many trials from 1e-5 to 1e-4 as from 1e-4 to 1e-3."""
     choices: Annotated[tuple[Any, ...], Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> Dimension:
+    def _check_range(self) -> Dimension:
         if self.choices is not None:
             if self.model_fields_set != {"choices"}:
                 raise ValueError("choices stand alone, without low, high, step and log")
@@ -38,34 +38,34 @@ class Dimension(Section):
 
 
 class Objective(Section):
-    """A number of result.json that a search makes large or small."""
+    """A number of result.json that a search maximises or minimises."""
 
     name: str
     direction: Literal["maximize", "minimize"] = "maximize"
 
 
 class Search(Section):
-    """What a search tries, and what it looks for; see docs/search.md."""
+    """What a search tries and optimises; see docs/search.md."""
 
     enable: bool = False
     n_trials: Count = 50
     space: dict[str, Dimension] = Field(default_factory=dict)
     """For any key of the file, by its path, such as method_settings.merge_ratio: {low: 0.3, high: 0.6}."""
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective(name="accuracy_hard"),)
-    """One, or several for the trials that no other one beats in all of them."""
+    """One, or several for a Pareto front."""
     pruner: Literal["median", "hyperband", "none"] | None = None
-    """What ends bad trials early; None: median with one objective, none with several."""
+    """Stops bad trials early; None: median with one objective, none with several."""
     seed: Annotated[int, Field(ge=0)] = 0
     timeout: Annotated[float, Field(gt=0)] | None = None
-    """Seconds after which no trial is begun any more."""
+    """Seconds after which no more trials are started."""
 
     @model_validator(mode="after")
-    def _objectives_are_clear(self) -> Search:
+    def _check_objectives(self) -> Search:
         names = [objective.name for objective in self.objectives]
         if len(set(names)) < len(names):
-            raise ValueError(f"objectives: {', '.join(names)}: each may stand there once")
+            raise ValueError(f"objectives: {', '.join(names)}: list each of them once")
         if len(names) > 1 and self.pruner not in (None, "none"):
-            raise ValueError(f"pruner: {self.pruner} needs a single objective, and there are {len(names)}; write pruner: none")
+            raise ValueError(f"pruner: {self.pruner} needs a single objective, but there are {len(names)}; write pruner: none")
         return self
 
 
@@ -74,23 +74,23 @@ class Manager(Section):
 
     mode: Literal["single", "optuna"] = "single"
     available_gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Numbers of the GPUs that trials may use; none of them, or no CUDA: trials run on the CPU."""
+    """Indices of the GPUs that trials may use; empty, or no CUDA: trials run on the CPU."""
     gpus_per_subtask: Count = 1
-    """GPUs that a trial has for itself; with several it is trained in as many processes."""
+    """GPUs of each trial; with several it is trained in as many processes."""
     n_workers: Count | None = None
-    """Trials at a time: on the CPU 1 if it is not given, on GPUs as many as there is room for."""
+    """Trials that run at the same time; None: on the CPU 1, on GPUs as many as fit."""
     storage: str | None = None
-    """Where the study is kept, an address of a database as Optuna takes it; None: an SQLite file in the output folder."""
+    """Database of the study, a URL as Optuna takes it; None: an SQLite file in the output folder."""
     study_name: str | None = None
     """None: the name of the file."""
 
     @model_validator(mode="after")
-    def _gpus_suffice(self) -> Manager:
-        given = self.available_gpus
-        if len(set(given)) < len(given):
-            raise ValueError(f"available_gpus: {list(given)} has one of them twice")
-        if given and self.gpus_per_subtask > len(given):
-            raise ValueError(f"gpus_per_subtask: {self.gpus_per_subtask} are more than the {len(given)} of available_gpus")
+    def _check_gpus(self) -> Manager:
+        gpus = self.available_gpus
+        if len(set(gpus)) < len(gpus):
+            raise ValueError(f"available_gpus: {list(gpus)} lists one of them twice")
+        if gpus and self.gpus_per_subtask > len(gpus):
+            raise ValueError(f"gpus_per_subtask: {self.gpus_per_subtask} are more than the {len(gpus)} of available_gpus")
         if self.storage is not None and "://" not in self.storage:
-            raise ValueError(f"storage: {self.storage!r} is no address; for example sqlite:///study.db")
+            raise ValueError(f"storage: {self.storage!r} is not a URL of a database; for example sqlite:///study.db")
         return self

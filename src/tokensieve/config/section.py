@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The base class of every section of a file, and types of numbers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
-    """A part of a file. Keys it does not know are errors; nothing changes once it is read."""
+    """A section of a file. Unknown keys are errors; values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _reject_booleans(cls, value: Any, info: ValidationInfo) -> Any:
         """pydantic would take `steps: true` for 1."""
-        wanted = str(cls.model_fields[info.field_name or ""].annotation)
-        numbers = any(word in wanted for word in ("int", "float")) and not any(word in wanted for word in ("bool", "Any"))
+        annotation = str(cls.model_fields[info.field_name or ""].annotation)
+        numbers = any(word in annotation for word in ("int", "float")) and not any(
+            word in annotation for word in ("bool", "Any")
+        )
         if numbers and any(item is True or item is False for item in (value if isinstance(value, list) else [value])):
-            raise ValueError("true and false are no numbers")
+            raise ValueError("true and false are not numbers")
         return value

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""One image under one plan: all that is needed to draw it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Band:
-    """One image under one plan: what makes one row of panels."""
+    """One image under one plan, drawn as one row of panels."""
 
     image: Image.Image
     frame: Frame
     plan: str
     stages: list[Stage]
-    grid: tuple[int, int] | None  # None: not known, so no grid is drawn
+    grid: tuple[int, int] | None  # None: unknown, no grid is drawn
     name: str = ""  # of the image
     notes: list[str] = field(default_factory=list)
-    zeroed: bool = False  # the last cut sets to 0 what it does not keep
+    zeroed: bool = False  # the last cut sets dropped tokens to 0
 
     @property
     def patches(self) -> np.ndarray:
@@ -56,7 +56,7 @@ def make_band(
     grid: tuple[int, int] | None = None,
     name: str = "",
 ) -> Band:
-    """All that is needed to draw one image of the handle's last batch; frame saves finding it again for every plan."""
+    """The band of one image of the handle's last batch. frame: where the image is in the input, if it is known already."""
     if frame is None:
         frame = find_frame(transform, image.size) if transform else Frame(0, 0, *image.size)
     return Band(
@@ -72,7 +72,7 @@ def make_band(
 
 
 def as_image(image: Any) -> Image.Image:
-    """A file, a PIL image or a tensor (3, h, w) as a PIL image in RGB; a tensor's values are stretched to all shades."""
+    """A file, a PIL image or a tensor (3, h, w) as a PIL image in RGB; a tensor is scaled to the full range."""
     if isinstance(image, (str, Path)):
         try:
             return open_image(image)

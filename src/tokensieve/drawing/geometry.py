@@ -1,9 +1,9 @@
-"""Where a model's input lies in the original image: found by sending images that spell coordinates through its transform.
+"""Where a model's input lies in the original image: found by sending images that encode coordinates through its transform.
 
-Whatever resizes, crops, pads and normalises is seen from outside only, so any transform will do. A black and a white image
-undo the normalisation and tell the pixels that come from the image from padding; then grey ramps along x and along y say
-for each of these pixels where it came from. A ramp has 256 levels, so it is drawn again over the part that turned out to be
-seen until that part fills it: a narrow crop of a wide image is found as exactly as any other.
+The transform is a black box that may resize, crop, pad and normalise. A black and a white image undo the normalisation and
+separate pixels of the image from padding; then grey ramps along x and along y give the origin of each of these pixels. A ramp
+has 256 levels, so it is drawn again over the visible area until that area fills it: a narrow crop of a wide image is located as
+exactly as any other.
 """
 
 from __future__ import annotations

@@ -1,29 +1,35 @@
-"""TODO docstring."""
+"""The kinds of panels: the image, the patches a cut keeps, its scores, and the shares of patches in mixed tokens.
+
+Each kind is declared with its legend entries at the end of this file. A plug-in may add another kind to PANELS.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_rgba
-from matplotlib.patches import Rectangle
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.path import Path as Outline
 from PIL import Image
 
 from tokensieve.drawing.band import Band
-from tokensieve.drawing.stages import ANCHOR, FOLDED, GONE, MIXED, PICKED, Stage
+from tokensieve.drawing.registry import PANELS, PanelKind
+from tokensieve.drawing.stages import ANCHOR, DROPPED, FOLDED, GONE, MIXED, PICKED, Stage
 
-# Colours that differ for every common kind of colour blindness (Okabe and Ito's), and a map that does (viridis).
+# Colours that are distinct with every common kind of colour blindness (Okabe and Ito), and such a colour map (viridis).
 STYLE: dict[str, str] = {"anchor": "#D55E00", "picked": "#0072B2", "paper": "#FFFFFF", "ink": "#1A1A1A", "soft": "#6B6B6B"}
 STYLE |= {"mixed": "#009E73", "folded": "#CC79A7"}
 TINTS = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#332288", "#A6761D", "#882255")
 HEAT = "viridis"
-SHARPEST = 1400  # pixels on a side beyond which no picture gets sharper
+MAX_SIDE = 1400  # pixels; larger images are scaled down before they are drawn
 
 
 def draw_original(axis: Any, band: Band) -> None:
-    """The image with the grid of its patches, and what the model does not see of it."""
+    """The image with the grid of its patches; areas outside the model's input are hatched."""
     _place(axis, band)
     _show(axis, band, _pixels(band.image))
     if band.grid is not None:
@@ -31,10 +37,8 @@ def draw_original(axis: Any, band: Band) -> None:
     _veil(axis, band)
 
 
-def draw_kept(axis: Any, band: Band, stage: Stage | None) -> None:
-    """Anchors and picked patches in full, the others faded; patches that go on as one in one colour."""
-    if stage is None:
-        return draw_original(axis, band)
+def draw_kept(axis: Any, band: Band, stage: Stage) -> None:
+    """Anchors and picked patches in full, the others faded; patches that are merged into one token in one colour."""
     _place(axis, band)
     patches, states, joint = band.patches, stage.states, stage.joint
     pixels = _pixels(band.image)
@@ -42,9 +46,9 @@ def draw_kept(axis: Any, band: Band, stage: Stage | None) -> None:
     _show(axis, band, 0.22 * grey + 0.78 * 0.86)
     _fill(axis, patches[states == GONE], "#8C8C8C", 0.75)
     _fill(axis, patches[states == FOLDED], STYLE["folded"], 0.3)
-    going_on = patches[states == MIXED] if stage.shares is not None else patches[stage.groups >= 0]
-    if len(going_on):
-        _show(axis, band, pixels).set_clip_path(_path(going_on), axis.transData)
+    kept = patches[states == MIXED] if stage.shares is not None else patches[stage.groups >= 0]
+    if len(kept):
+        _show(axis, band, pixels).set_clip_path(_path(kept), axis.transData)
     if joint.any():
         colours = _tints(stage.groups, joint, band.grid)
         axis.add_collection(PolyCollection(_corners(patches[joint]), facecolors=[to_rgba(c, 0.62) for c in colours[joint]]))
@@ -73,22 +77,22 @@ def draw_scores(axis: Any, bar: Any, band: Band, stage: Stage) -> None:
 
 
 def draw_shares(axis: Any, bar: Any, band: Band, stage: Stage) -> None:
-    """How many percent of the mean of all tokens each patch makes up, as a heat map."""
+    """The share of each patch in the mean of all tokens, in percent, as a heat map."""
     assert stage.shares is not None
     draw_heat(axis, bar, band, np.where(stage.states == GONE, np.nan, 100 * stage.shares))
 
 
 def draw_heat(axis: Any, bar: Any, band: Band, values: np.ndarray) -> None:
-    """Numbers (N,) of the patches, NaN for none, in colour over the grey image."""
+    """Values (N,) of the patches, NaN for none, in colour over the grey image."""
     assert band.grid is not None
     _place(axis, band)
     _show(axis, band, _pixels(band.image).mean(axis=2, keepdims=True).repeat(3, axis=2))
-    there = np.isfinite(values)
-    low, high = float(np.min(values[there])), float(np.max(values[there]))
-    heat = PolyCollection(_corners(band.patches[there]), array=values[there], cmap=HEAT, alpha=0.72)
+    finite = np.isfinite(values)
+    low, high = float(np.min(values[finite])), float(np.max(values[finite]))
+    heat = PolyCollection(_corners(band.patches[finite]), array=values[finite], cmap=HEAT, alpha=0.72)
     heat.set_clim(low, high if high > low else low + 1e-6)
     axis.add_collection(heat)
-    _fill(axis, band.patches[~there], "#E6E6E6", 0.85)
+    _fill(axis, band.patches[~finite], "#E6E6E6", 0.85)
     _veil(axis, band)
     axis.figure.colorbar(heat, cax=bar, orientation="horizontal", ticks=[low, high] if high > low else [low])
     bar.set_xticklabels([f"{value:.3g}" for value in ([low, high] if high > low else [low])], fontsize=7, color=STYLE["soft"])
@@ -99,15 +103,15 @@ def draw_heat(axis: Any, bar: Any, band: Band, values: np.ndarray) -> None:
 
 
 def _pixels(image: Image.Image) -> np.ndarray:
-    """(h, w, 3) from 0 to 1, no larger than can be seen."""
+    """(h, w, 3) from 0 to 1, scaled down to MAX_SIDE."""
     longest = max(image.size)
-    if longest > SHARPEST:
-        image = image.resize([max(1, round(side * SHARPEST / longest)) for side in image.size], Image.Resampling.LANCZOS)
+    if longest > MAX_SIDE:
+        image = image.resize([max(1, round(side * MAX_SIDE / longest)) for side in image.size], Image.Resampling.LANCZOS)
     return np.asarray(image, dtype=np.float32) / 255
 
 
 def axis_limits(one: Band) -> tuple[float, float, float, float]:
-    """left, right, bottom, top of what is shown: the image, and padding where the model saw some."""
+    """left, right, bottom, top of what is drawn: the image, and the padding of the model's input."""
     (wide, high), f = one.image.size, one.frame
     x, y = sorted((f.left, f.right)), sorted((f.top, f.bottom))
     slack = 0.01 * max(wide, high)
@@ -127,13 +131,13 @@ def _place(axis: Any, one: Band) -> None:
 def _show(axis: Any, one: Band, pixels: np.ndarray) -> Any:
     limits = axis.get_xlim(), axis.get_ylim()
     wide, high = one.image.size
-    shown = axis.imshow(pixels.clip(0, 1), extent=(0, wide, high, 0), aspect="equal", interpolation="antialiased")
+    artist = axis.imshow(pixels.clip(0, 1), extent=(0, wide, high, 0), aspect="equal", interpolation="antialiased")
     axis.set(xlim=limits[0], ylim=limits[1])
-    return shown
+    return artist
 
 
 def _corners(patches: np.ndarray) -> Any:
-    """(M, 4) -> (M, 4, 2), the corners in turn."""
+    """(M, 4) -> (M, 4, 2), the corners in order."""
     left, top, right, bottom = patches.T
     return np.stack([np.stack(xy, axis=-1) for xy in ((left, top), (right, top), (right, bottom), (left, bottom))], axis=1)
 
@@ -169,7 +173,7 @@ def _borders(patches: np.ndarray, groups: np.ndarray, grid: tuple[int, int] | No
 
 
 def _tints(groups: np.ndarray, joint: np.ndarray, grid: tuple[int, int] | None) -> np.ndarray:
-    """(N,) a colour for each patch: groups that touch, even at a corner, have different ones as long as there are enough."""
+    """(N,) a colour for each patch: groups that touch, even at a corner, get different ones as long as there are enough."""
     assert grid is not None
     group = np.where(joint, groups, -1).reshape(grid)
     touching: dict[int, set[int]] = {int(g): set() for g in np.unique(group) if g >= 0}
@@ -191,9 +195,9 @@ def _tints(groups: np.ndarray, joint: np.ndarray, grid: tuple[int, int] | None) 
 
 
 def _links(stage: Stage, colours: np.ndarray, grid: tuple[int, int] | None) -> np.ndarray:
-    """(L, 2) pairs of patches to join by lines, so that groups of the same colour can be told apart.
+    """(L, 2) pairs of patches to join by lines, so that groups of the same colour can be distinguished.
 
-    Each piece of a group that does not touch the patch that stands for it is joined to that patch.
+    Each piece of a group that does not touch the patch that represents it is joined to that patch.
     """
     assert grid is not None
     shared = {c for c in set(colours[stage.joint]) if len(set(stage.groups[stage.joint & (colours == c)])) > 1}
@@ -232,3 +236,81 @@ def _veil(axis: Any, one: Band) -> None:
     for left, top, right, bottom in unseen_area(one):
         box = (left, top), right - left, bottom - top
         axis.add_patch(Rectangle(*box, facecolor=to_rgba("#F2F2F2", 0.72), edgecolor="#9A9A9A", hatch="/////", linewidth=0))
+
+
+# ------------------------------------------------------------------------------------------------------------- declarations
+
+
+def _kept_entries(bands: Sequence[Band]) -> list[Any]:
+    """A sample with its label for every kind of mark in these bands."""
+    stages = [stage for band in bands for stage in band.stages]
+    states = {int(state) for stage in stages for state in np.unique(stage.states)}
+    entries: list[Any] = []
+    if ANCHOR in states:
+        entries.append(Patch(facecolor="none", edgecolor=STYLE["anchor"], linewidth=2, label="anchor"))
+    if any(((stage.states == PICKED) & ~stage.joint).any() for stage in stages):
+        entries.append(Patch(facecolor="none", edgecolor=STYLE["picked"], linewidth=1.2, label="kept"))
+    if MIXED in states:
+        entries.append(Patch(facecolor="none", edgecolor=STYLE["mixed"], linewidth=1.2, label="selected and mixed"))
+    if FOLDED in states:
+        entries.append(Patch(facecolor=to_rgba(STYLE["folded"], 0.3), label="folded into one"))
+    if any(stage.joint.any() for stage in stages):
+        entries.append(Patch(facecolor=TINTS[1], edgecolor="#FFFFFF", label="one colour: one token"))
+        dot: dict[str, Any] = {"marker": "o", "markersize": 4, "markeredgecolor": "#FFFFFF", "linestyle": "none"}
+        entries.append(Line2D([], [], color=STYLE["ink"], label="stands for its group", **dot))
+    if DROPPED in states:
+        zeroed = all(band.zeroed for band in bands if band.stages)
+        entries.append(Patch(facecolor="#D9D9D9", label="set to 0" if zeroed else "dropped"))
+    if GONE in states:
+        entries.append(Patch(facecolor="#8C8C8C", label="dropped at an earlier cut"))
+    return entries
+
+
+def _original_entries(bands: Sequence[Band]) -> list[Any]:
+    if not any(unseen_area(band) for band in bands):
+        return []
+    return [Patch(facecolor="#F2F2F2", edgecolor="#9A9A9A", hatch="/////", label="not seen by the model")]
+
+
+KEPT = PANELS.add(
+    PanelKind(
+        "kept",
+        draw_kept,
+        applies=lambda stage: True,
+        caption="{stage.tokens_in} → {stage.tokens_out}",
+        in_brief=True,
+        legend=_kept_entries,
+    ),
+    origin=__name__,
+)
+SCORES = PANELS.add(
+    PanelKind(
+        "scores",
+        draw_scores,
+        applies=lambda stage: stage.scores is not None,
+        caption="scores",
+        heading="scores",
+        remark="by which patches were chosen",
+        has_color_bar=True,
+    ),
+    origin=__name__,
+)
+SHARES = PANELS.add(
+    PanelKind(
+        "shares",
+        draw_shares,
+        applies=lambda stage: stage.shares is not None,
+        caption="weights, %",
+        heading="weights",
+        remark="of the patches in the mean token, %",
+        has_color_bar=True,
+    ),
+    origin=__name__,
+)
+ORIGINAL = PANELS.add(PanelKind("original", draw_original, legend=_original_entries), origin=__name__)
+
+
+def kinds_of(stage: Stage, brief: bool = False) -> list[PanelKind]:
+    """The kinds of panels that a cut has. brief: only the most important ones, which otherwise come first."""
+    kinds = [kind for kind in PANELS.values() if kind.applies is not None and kind.applies(stage)]
+    return [kind for kind in kinds if kind.in_brief] + [kind for kind in kinds if not kind.in_brief and not brief]

@@ -1,19 +1,26 @@
-"""Re-identification of objects seen by several cameras in several modalities, plugged in through the registries.
+"""Re-identification of objects seen by several cameras in several modalities: a built-in plug-in.
 
-This module holds its declarations and imports no torch.
+What it adds to the registries is declared here, without importing torch.
 """
 
 from __future__ import annotations
 
 from tokensieve import embedded
+from tokensieve.config.registry import TRAININGS, TrainingSpec
 from tokensieve.data.registry import DATASETS, DatasetSpec
+from tokensieve.drawing.registry import SHOW_INPUTS, ShowInput
+from tokensieve.flags import Flag, integer_in
 from tokensieve.models.families import FAMILIES, Family
 from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
 from tokensieve.reid.layouts import LAYOUTS
 
+# --- data sets
+
 for _name, _layout in LAYOUTS.items():
     _load = "tokensieve.reid.data:load"
     DATASETS.add(DatasetSpec(_name, _layout.summary, _load, "objects", "reid", "re-identification"), origin=__name__)
+
+# --- models
 
 MODEL_TYPES.add(
     ModelType(
@@ -26,5 +33,47 @@ MODEL_TYPES.add(
     ),
     origin=__name__,
 )
-
 FAMILIES.add(Family("reid", "re-identification models", open_tower="tokensieve.reid.tower:open_tower"), origin=__name__)
+
+# --- training
+
+TRAININGS.add(
+    TrainingSpec(
+        "reid",
+        "a vision transformer learns to re-identify by several modalities",
+        schema="tokensieve.reid.config:ReidTraining",
+        learner="tokensieve.reid.training:ReidLearner",
+        export="tokensieve.reid.export:export",
+        sections=("MODEL", "INPUT", "DATASETS", "DATALOADER", "SOLVER", "TEST"),
+    ),
+    origin=__name__,
+)
+
+# --- input of `show`
+
+SHOW_INPUTS.add(
+    ShowInput(
+        "reid",
+        "of re-identification queries of data sets (embedded-reid:N, RGBNT201:N, ...), or the files of an object: RGB=FILE "
+        "NI=FILE TI=FILE",
+        accepts="tokensieve.reid.show:accepts",
+        run="tokensieve.reid.show:run",
+        datasets="tokensieve.reid.layouts:NAMES",
+        flags=(
+            Flag("gallery", "of re-identification: what a query finds in the gallery", False, {"action": "store_true"}),
+            Flag(
+                "ranks",
+                "with --gallery: how many objects, at most 50 (default: 10)",
+                10,
+                {"type": integer_in(1), "metavar": "N"},
+            ),
+            Flag(
+                "modalities",
+                "of re-identification: only these (default: all of the model)",
+                options={"metavar": "RGB,TI"},
+            ),
+            Flag("dataset_root", "folder of a re-identification data set", "root", {"metavar": "DIR"}),
+        ),
+    ),
+    origin=__name__,
+)

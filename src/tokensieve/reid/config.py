@@ -1,7 +1,7 @@
-"""The file of S5's training, configs/RGBNT201/DeMo_SDTPS.yml: sections and keys in capitals, as files of the field have them.
+"""The file of the training `reid`, for example configs/RGBNT201/DeMo_SDTPS.yml; keys in capitals, as is usual in the field.
 
-The defaults are the field's recipe for RGBNT201. What can be known from the file alone is checked here; what needs the model
-and the data, in training/reid.py, before the first step.
+The defaults are the usual recipe for RGBNT201. What depends on the file alone is checked here; what needs the model and the
+data is checked in training.py, before the first step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rate = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Channels = tuple[float, float, float]
 Modality = Literal["RGB", "NI", "TI"]
-WARM, COLD = 0.01, 0.002  # learning rate from which the warm-up rises, and to which the cosine falls, as parts of the full one
+WARM, COLD = 0.01, 0.002  # factors of the learning rate at the start of the warm-up and at the end of the cosine
 
 
 class Model(Section):
@@ -32,22 +32,22 @@ class Model(Section):
 
     USE_SDTPS: bool = True
     SDTPS_SPARSE_RATIO: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Part of the patches that is selected."""
+    """Share of the patches that is selected."""
     SDTPS_AGGR_RATIO: Share = 0.4
-    """Part of the selected ones that is left after aggregation."""
+    """Share of the selected ones that is left after aggregation."""
     SDTPS_BETA: Annotated[float, Field(ge=0, le=0.5)] = 0.25
     """Weight of the similarities with the global features; that of the learned score is 1 - 2 * beta."""
     SDTPS_USE_GUMBEL: bool = False
     PLAN: str | None = None
-    """What is done to the tokens, such as random@out:26 or sdtps@6; None: sdtps@out, or none without USE_SDTPS."""
+    """The plan, such as random@out:26 or sdtps@6; None: sdtps@out, or none without USE_SDTPS."""
     LIBRARY: Literal["open_clip", "timm", "hf"] = "open_clip"
     TRANSFORMER_TYPE: str = "ViT-B-16-quickgelu"
     PRETRAINED: str = "openai"
-    """A tag of the library's, an embedded name, the folder of an earlier training, or "" (default of timm and hf): random."""
+    """A tag of the library, an embedded name, the folder of an earlier training, or "" (default of timm and hf): random."""
     ARGUMENTS: dict[str, Any] = Field(default_factory=dict)
-    """More for timm.create_model."""
+    """More arguments of timm.create_model."""
     STRIDE_SIZE: tuple[Count, Count] | None = None
-    """None: the patch size, which is the only one there is; another is refused."""
+    """None: the patch size. Other strides are not supported."""
     MODALITIES: Annotated[tuple[Modality, ...], Field(min_length=1)] = ("RGB", "NI", "TI")
     SHARED_BACKBONE: bool = True
     """One transformer for all modalities, or one for each."""
@@ -65,55 +65,55 @@ class Model(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _openai_is_of_open_clip(cls, given: Any) -> Any:
-        others = isinstance(given, dict) and given.get("LIBRARY") in ("timm", "hf")
-        return {"PRETRAINED": "", **given} if others else given
+    def _default_pretrained(cls, values: Any) -> Any:
+        """The default openai is a tag of open_clip."""
+        others = isinstance(values, dict) and values.get("LIBRARY") in ("timm", "hf")
+        return {"PRETRAINED": "", **values} if others else values
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Model:
-        from tokensieve.plan import Plan
+    def _check_model(self) -> Model:
+        from tokensieve.plan import Plan  # imports torch
 
-        wrong = []
+        problems = []
         if len(set(self.MODALITIES)) < len(self.MODALITIES):
-            wrong.append(f"MODALITIES: {', '.join(self.MODALITIES)}: each may stand there once")
+            problems.append(f"MODALITIES: {', '.join(self.MODALITIES)}: list each of them once")
         if self.ARGUMENTS and self.LIBRARY != "timm":
-            wrong.append(f"ARGUMENTS: only timm's models take them, and LIBRARY is {self.LIBRARY}")
+            problems.append(f"ARGUMENTS: only timm's models take them, and LIBRARY is {self.LIBRARY}")
         if self.ID_LOSS_WEIGHT == self.TRIPLET_LOSS_WEIGHT == 0:
-            wrong.append("ID_LOSS_WEIGHT: 0, as TRIPLET_LOSS_WEIGHT is, so there is nothing to learn from")
+            problems.append("ID_LOSS_WEIGHT: 0, as TRIPLET_LOSS_WEIGHT is, so there is nothing to learn from")
         try:
             names = {step.method.name for step in Plan.parse(self.plan).steps}
         except ValueError as error:
-            wrong.append(f"PLAN: {one_line(error)}")
+            problems.append(f"PLAN: {one_line(error)}")
         else:
             if "USE_SDTPS" in self.model_fields_set and ("sdtps" in names) != self.USE_SDTPS:
-                wrong.append(f"USE_SDTPS: {self.USE_SDTPS} and PLAN: {self.plan} contradict; leave one of them out")
-        if wrong:
-            raise ValueError("; ".join(wrong))
+                problems.append(f"USE_SDTPS: {self.USE_SDTPS} and PLAN: {self.plan} contradict; leave one of them out")
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
 
 class Input(Section):
-    """Images as the model sees them. Training and test have the same size, since the model has one grid of positions."""
+    """The model's input. Training and test use the same size, since the model has one grid of positions."""
 
     SIZE: tuple[Count, Count] = (256, 128)
     """Height and width; 128 x 256 for vehicles."""
     PROB: Fraction = 0.5
-    """Of a mirrored object."""
+    """Probability of a mirrored object."""
     PADDING: Annotated[int, Field(ge=0)] = 10
-    """Pixels around the image, before a crop of the old size."""
+    """Pixels of padding around the image, before a crop of the old size."""
     RE_PROB: Fraction = 0.5
-    """Of a rectangle that is erased."""
+    """Probability of an erased rectangle."""
     PIXEL_MEAN: Channels = (0.5, 0.5, 0.5)
     PIXEL_STD: tuple[Rate, Rate, Rate] = (0.5, 0.5, 0.5)
 
 
 class Datasets(Section):
     NAMES: Literal["RGBNT201", "RGBNT100", "MSVR310", "embedded-reid", "embedded-reid-pretrain"] = "RGBNT201"
-    """One of them."""
     ROOT_DIR: str = "root"
     """The folder that holds the data set's own; embedded ones are drawn by code and need none."""
     VAL_IDENTITIES: Annotated[int, Field(ge=0)] = 30
-    """Training identities kept aside, by which the best weights are chosen; 0: all are trained on, and the last are taken."""
+    """Training identities held out to choose the best weights; 0: train on all, and use the last weights."""
 
 
 class Dataloader(Section):
@@ -121,53 +121,53 @@ class Dataloader(Section):
     """Shots of each identity in a batch."""
     NUM_WORKERS: Annotated[int, Field(ge=0)] = 4
     DROP_MODALITY: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability, for each modality, that a batch lacks it (one stays), so that the model gets used to that."""
+    """Probability, for each modality, that a batch lacks it (one always stays), for robustness to missing ones."""
     KEEP_IN_MEMORY: bool = False
-    """Read every image once and hold it, at its size as input."""
+    """Read every image once and keep it in memory, at its input size."""
     MAX_BROKEN: Fraction = 0.01
-    """The share of objects, rounded up, that may be unreadable, or left out since they lack a modality or are misnamed."""
+    """The largest allowed share of objects, rounded up, that are unreadable, lack a modality or are misnamed."""
 
     def allowed(self, objects: int) -> int:
-        """How many of so many may be unreadable."""
+        """How many of this many objects may be unreadable."""
         return math.ceil(self.MAX_BROKEN * objects)
 
 
 class Solver(Section):
-    """How long, how much at once, how fast."""
+    """Length, batch size and learning rates of the training."""
 
     IMS_PER_BATCH: Count = 64
-    """Objects in a step, of all processes together; each has an image of every modality."""
+    """Objects per step, of all processes together; each has an image of every modality."""
     OPTIMIZER_NAME: Literal["Adam", "AdamW"] = "Adam"
     BASE_LR: Rate = 3.5e-4
     BACKBONE_LR: Rate = 5e-6
-    """Of the vision transformer's own weights."""
+    """Learning rate of the vision transformer's own weights."""
     WEIGHT_DECAY: Weight = 1e-4
     SCHEDULE: Literal["cosine", "constant"] = "cosine"
-    """Of both learning rates, after the warm-up."""
+    """Schedule of both learning rates after the warm-up."""
     WARMUP_EPOCHS: Weight = 10.0
     MAX_EPOCHS: Count = 50
     MAX_STEPS: Count | None = None
-    """Steps at most, whatever the epochs."""
+    """Maximum number of steps, whatever the epochs."""
     CLIP: Rate | None = None
-    """Largest norm of the gradient; None: any."""
+    """Maximum norm of the gradient; None: no clipping."""
     SEED: Annotated[int, Field(ge=0)] = 1111
     MIXED_PRECISION: Literal["auto", "no", "fp16", "bf16"] = "auto"
     """auto: fp16 on CUDA, else none."""
     EVAL_PERIOD: Rate | None = 5.0
-    """Epochs from one evaluation to the next; None: at the end only."""
+    """Epochs between evaluations; None: only at the end."""
     CHECKPOINT_PERIOD: Rate = 5.0
-    """Epochs from one checkpoint to the next."""
+    """Epochs between checkpoints."""
     DEVICE: str | None = None
     THREADS: Count | None = None
 
     @field_validator("MIXED_PRECISION", mode="before")
     @classmethod
-    def _no_is_a_word(cls, value: Any) -> Any:
-        """YAML takes `no` for false."""
+    def _accept_no(cls, value: Any) -> Any:
+        """YAML reads `no` as false."""
         return "no" if value is False else value
 
     def rate(self, step: int, steps: int, warmup: int) -> float:
-        """The part of the learning rates that a step has."""
+        """The factor of the learning rates at a step."""
         if step < warmup:
             return WARM + (1 - WARM) * (step + 1) / warmup
         if self.SCHEDULE == "constant":
@@ -179,9 +179,9 @@ class Solver(Section):
 class Test(Section):
     IMS_PER_BATCH: Count = 128
     FEAT: Literal["both", "tokens", "plain"] = "both"
-    """What is compared: the feature of the reduced tokens, the plain global one, or both side by side."""
+    """The feature that is compared: that of the reduced tokens, the plain global one, or both concatenated."""
     NECK_FEAT: Literal["before", "after"] = "before"
-    """Before or after the batch norm at the neck."""
+    """Features before or after the batch norm at the neck."""
 
 
 class ReidSearch(Search):
@@ -189,9 +189,10 @@ class ReidSearch(Search):
 
 
 class ReidTraining(Training):
-    """`tokensieve train configs/RGBNT201/DeMo_SDTPS.yml`: a vision transformer learns to re-identify by several modalities."""
+    """For example configs/RGBNT201/DeMo_SDTPS.yml."""
 
     several_processes: ClassVar[bool] = True
+    output_key: ClassVar[str] = "OUTPUT_DIR"
 
     MODEL: Model = Model()
     INPUT: Input = Input()
@@ -215,57 +216,58 @@ class ReidTraining(Training):
         return self.SOLVER.THREADS
 
     @model_validator(mode="after")
-    def _numbers_fit(self) -> ReidTraining:
-        solver, each, wrong = self.SOLVER, self.DATALOADER.NUM_INSTANCE, []
+    def _check_numbers(self) -> ReidTraining:
+        solver, each, problems = self.SOLVER, self.DATALOADER.NUM_INSTANCE, []
         if solver.IMS_PER_BATCH % each:
             near = max(1, round(solver.IMS_PER_BATCH / each)) * each
-            wrong.append(
-                f"SOLVER.IMS_PER_BATCH: {solver.IMS_PER_BATCH} is no multiple of DATALOADER.NUM_INSTANCE: {each}; write {near}"
+            problems.append(
+                f"SOLVER.IMS_PER_BATCH: {solver.IMS_PER_BATCH} is not a multiple of DATALOADER.NUM_INSTANCE: {each}; "
+                f"write {near}"
             )
         elif each == solver.IMS_PER_BATCH and self.MODEL.TRIPLET_LOSS_WEIGHT:
-            wrong.append(f"SOLVER.IMS_PER_BATCH: {each} are a single identity, and a triplet needs two; write {2 * each}")
+            problems.append(f"SOLVER.IMS_PER_BATCH: {each} are a single identity, and a triplet needs two; write {2 * each}")
         if solver.WARMUP_EPOCHS >= solver.MAX_EPOCHS:
-            wrong.append(
+            problems.append(
                 f"SOLVER.WARMUP_EPOCHS: {solver.WARMUP_EPOCHS:g} is not less than the {solver.MAX_EPOCHS} of MAX_EPOCHS"
             )
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     def check_files(self) -> Iterator[tuple[str, str]]:
-        """A data set that cannot be read, with what of it is missing or misnamed; the embedded ones are drawn when needed."""
-        from tokensieve.reid import data as reid_data
+        """A data set that cannot be read, with what is missing or misnamed; the embedded ones need no files."""
+        from tokensieve.reid import data as reid_data  # imports torch
         from tokensieve.reid import layouts
 
-        given = self.DATASETS
-        if given.NAMES in layouts.EMBEDDED:
+        data = self.DATASETS
+        if data.NAMES in layouts.EMBEDDED:
             return
         try:
-            reid_data.load(given.NAMES, given.ROOT_DIR, "train", given.VAL_IDENTITIES, self.MODEL.MODALITIES)
+            reid_data.load(data.NAMES, data.ROOT_DIR, "train", data.VAL_IDENTITIES, self.MODEL.MODALITIES)
         except UserError as error:
             yield "DATASETS", str(error).replace("--dataset_root", "DATASETS.ROOT_DIR")
-        for fault in reid_data.check(given.NAMES, given.ROOT_DIR, self.MODEL.MODALITIES, strips=False):
-            if fault.startswith(layouts.OVERLAP_MESSAGE):
-                yield "DATASETS", f"{fault}: numbers of the test would be of what was learned; take them out of one of the two"
+        for problem in reid_data.check(data.NAMES, data.ROOT_DIR, self.MODEL.MODALITIES, strips=False):
+            if problem.startswith(layouts.OVERLAP_MESSAGE):
+                yield "DATASETS", f"{problem}: test results would be measured on training data; remove them from one of the two"
 
     def notes(self) -> Iterator[str]:
-        """All that is missing or misnamed in a data set that can be read."""
-        from tokensieve.reid import data as reid_data
+        """What is missing or misnamed in a data set that can be read."""
+        from tokensieve.reid import data as reid_data  # imports torch
         from tokensieve.reid import layouts
 
-        given = self.DATASETS
-        if given.NAMES not in layouts.EMBEDDED:
-            for fault in reid_data.check(given.NAMES, given.ROOT_DIR, self.MODEL.MODALITIES):
-                yield f"DATASETS: {given.NAMES}: {fault}"
+        data = self.DATASETS
+        if data.NAMES not in layouts.EMBEDDED:
+            for problem in reid_data.check(data.NAMES, data.ROOT_DIR, self.MODEL.MODALITIES):
+                yield f"DATASETS: {data.NAMES}: {problem}"
 
     def recipe(self) -> dict[str, Any]:
-        """What decides the result: all of the file but where and how the work is done."""
-        told: dict[str, Any] = json.loads(
+        """The keys of the file that decide the result, without those that set where and how it runs."""
+        recipe: dict[str, Any] = json.loads(
             self.model_dump_json(exclude={"OUTPUT_DIR": True, "manager_settings": True, "search_settings": True})
         )
-        del told["DATASETS"]["ROOT_DIR"], told["TEST"]["IMS_PER_BATCH"]
+        del recipe["DATASETS"]["ROOT_DIR"], recipe["TEST"]["IMS_PER_BATCH"]
         for key in ("NUM_WORKERS", "KEEP_IN_MEMORY"):
-            del told["DATALOADER"][key]
+            del recipe["DATALOADER"][key]
         for key in ("DEVICE", "THREADS", "CHECKPOINT_PERIOD"):
-            del told["SOLVER"][key]
-        return told
+            del recipe["SOLVER"][key]
+        return recipe

@@ -1,16 +1,15 @@
-"""Pictures of re-identification: what plans keep of an object in each of its modalities, and whom they find in a gallery.
+"""Pictures of re-identification: what plans keep of an object in each of its modalities, and what a query finds in a gallery.
 
-Of an object every plan has one row: its images side by side with the patches that go on, then the scores, then, where a method
-mixes patches, the weights. Of a query every plan has one strip: the nearest of the gallery from left to right, right ones with
-a tick in a green frame, wrong ones with a cross in an orange one, so that nothing is told by colour alone.
+For an object every plan has one row: its images side by side with the kept patches, then the other kinds of panels (scores, and
+weights where a method mixes patches). For a query every plan has one strip: the nearest objects of the gallery from left to
+right, correct ones with a tick in a green frame, wrong ones with a cross in an orange one, so that colour is not the only sign.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,27 @@ from tokensieve.drawing import band as drawing_band
 from tokensieve.drawing import stages
 from tokensieve.drawing.band import Band
 from tokensieve.drawing.geometry import Frame
-from tokensieve.drawing.panels import STYLE, draw_kept, draw_original, draw_scores, draw_shares
-from tokensieve.drawing.sheet import DPI, GAP, HIGHEST, LINE, WIDEST, Block, Panel, Picture, arrange, panel_size, where
+from tokensieve.drawing.panels import STYLE, kinds_of
+from tokensieve.drawing.sheet import (
+    DPI,
+    GAP,
+    LINE,
+    MAX_HEIGHT,
+    MAX_WIDTH,
+    Block,
+    Panel,
+    Picture,
+    arrange,
+    cut_panel,
+    image_panel,
+    panel_size,
+    where,
+)
 from tokensieve.errors import UserError
 
-RIGHT, WRONG = "#009E73", "#D55E00"  # told apart by every common kind of colour blindness
-NARROW = 0.08  # inches between the modalities of one object
-LOWEST = 1.0  # inches that a panel is high, unless its images are very wide
+RIGHT, WRONG = "#009E73", "#D55E00"  # distinct with every common kind of colour blindness
+MODALITY_GAP = 0.08  # inches between the modalities of one object
+MIN_HEIGHT = 1.0  # inches, of a panel, unless its images are very wide
 TICK, CROSS = "\N{CHECK MARK}", "\N{BALLOT X}"
 
 
@@ -40,11 +53,11 @@ class ObjectPicture:
     """One object under one plan."""
 
     name: str
-    about: str  # who it is and who saw it, as far as that is known
+    about: str  # its identity and camera, where they are known
     bands: dict[str, Band]  # by modality
 
 
-def see(
+def picture_object(
     handle: Handle,
     images: Mapping[str, Image.Image],
     *,
@@ -53,7 +66,7 @@ def see(
     name: str,
     about: str = "",
 ) -> ObjectPicture:
-    """What the handle's plan did to the object that was its last batch, whose rows are the object's modalities in this order.
+    """What the handle's plan did to the object of its last batch, whose rows are the object's modalities in this order.
 
     size: (h, w) of the model's input, to which whole images are resized.
     """
@@ -64,132 +77,126 @@ def see(
     return ObjectPicture(name, about, bands)
 
 
-def draw(seen: Sequence[ObjectPicture]) -> Picture:
-    """Every object at the left, and beside it what each plan did: as many plans in a row as fit.
+def draw(pictures: Sequence[ObjectPicture]) -> Picture:
+    """Every object on the left, and beside it what each plan did: as many plans in a row as fit.
 
-    Wide images would be tiny so: of them two blocks stand side by side.
+    Wide images would be tiny then: two of their blocks stand side by side.
     """
-    bands = [band for one in seen for band in one.bands.values()]
-    columns = 1 + max(len(kinds) for one in seen for kinds in _by_cut(one))  # the object itself, and the most beside it
-    size = _panel_size(bands, columns, max(len(one.bands) for one in seen))
-    below = size[1] >= LOWEST  # what plans did to an object stands below each other, not below the object
+    bands = [band for one in pictures for band in one.bands.values()]
+    columns = 1 + max(len(cut) for one in pictures for cut in _by_cut(one))  # the object itself, and the most beside it
+    size = _panel_size(bands, columns, max(len(one.bands) for one in pictures))
+    below = size[1] >= MIN_HEIGHT  # plans stand below each other, not below the object
     if not below:
         columns = 2
-        size = _panel_size(bands, columns, max(len(one.bands) for one in seen))
+        size = _panel_size(bands, columns, max(len(one.bands) for one in pictures))
     rows: list[list[Block]] = []
     last: ObjectPicture | None = None
-    for one in seen:
+    for one in pictures:
         if last is None or last.name != one.name:
-            whole = [Panel(modality, partial(draw_original, band=band)) for modality, band in one.bands.items()]
-            rows.append([Block(one.name, [one.about] if one.about else [], whole, size, NARROW)])
+            whole = [image_panel(modality, band) for modality, band in one.bands.items()]
+            rows.append([Block(one.name, [one.about] if one.about else [], whole, size, MODALITY_GAP)])
         last = one
-        for kinds in _by_cut(one):
-            for number, (head, told, panels) in enumerate(kinds):
-                together = len(kinds) if below and number == 0 else 1
+        for cut in _by_cut(one):
+            for number, (heading, notes, panels) in enumerate(cut):
+                together = len(cut) if below and number == 0 else 1
                 if len(rows[-1]) + together > columns:
                     blank = [Panel("", lambda axis: axis.set_axis_off()) for _ in one.bands]
-                    rows.append([Block("", [], blank, size, NARROW)] if below else [])
-                rows[-1].append(Block(head, told, panels, size, NARROW))
+                    rows.append([Block("", [], blank, size, MODALITY_GAP)] if below else [])
+                rows[-1].append(Block(heading, notes, panels, size, MODALITY_GAP))
     return arrange(rows, bands)
 
 
 def _panel_size(bands: Sequence[Band], columns: int, modalities: int) -> tuple[float, float]:
-    """Width and height in inches, such that so many blocks of so many modalities fit side by side."""
+    """Width and height in inches, such that this many blocks of this many modalities fit side by side."""
     wide, high = (max(side) for side in zip(*map(panel_size, bands), strict=True))
-    room = (WIDEST - GAP * (columns + 1) + NARROW * columns) / (columns * modalities) - NARROW
+    room = (MAX_WIDTH - GAP * (columns + 1) + MODALITY_GAP * columns) / (columns * modalities) - MODALITY_GAP
     shrink = min(1.0, room / wide)
     return wide * shrink, high * shrink
 
 
-Kind = tuple[str, list[str], list[Panel]]  # heading, remarks, a panel for each modality
+Row = tuple[str, list[str], list[Panel]]  # heading, notes, a panel for each modality
 
 
-def _by_cut(one: ObjectPicture) -> list[list[Kind]]:
-    """For every cut what is drawn of it side by side; without any the images as they are."""
+def _by_cut(one: ObjectPicture) -> list[list[Row]]:
+    """For every cut what is drawn of it side by side; without cuts the images as they are."""
     first = next(iter(one.bands.values()))
     if not first.stages:
-        whole = [Panel(modality, partial(draw_original, band=band)) for modality, band in one.bands.items()]
+        whole = [image_panel(modality, band) for modality, band in one.bands.items()]
         return [[(first.plan, [f"{first.tokens} of each modality", *first.notes], whole)]]
     return [_of_cut(one, number) for number in range(len(first.stages))]
 
 
-def _of_cut(one: ObjectPicture, number: int) -> list[Kind]:
-    """What went on, by which scores, and where patches are mixed, with which weights."""
+def _of_cut(one: ObjectPicture, number: int) -> list[Row]:
+    """A row of panels for every kind that the cut has; the first, what was kept, under the plan."""
     first = next(iter(one.bands.values()))
     stage = first.stages[number]
-    told = [f"{where(stage.layer)}: {stage.tokens_in} → {stage.tokens_out} tokens each"]
+    notes = [f"{where(stage.layer)}: {stage.tokens_in} → {stage.tokens_out} tokens each"]
     if stage.shares is not None:
         mixed, folded = (int((stage.states == state).sum()) for state in (stages.MIXED, stages.FOLDED))
-        told.append(f"{mixed} mixed into {stage.tokens_out - 1}, {folded} folded into 1")
-
-    def panels(drawing: Callable[..., None], bar: bool = True) -> list[Panel]:
-        return [
-            Panel(modality, partial(drawing, band=band, stage=band.stages[number]), bar) for modality, band in one.bands.items()
-        ]
-
-    head = first.plan if number == 0 else f"{first.plan}, continued"
-    kinds: list[Kind] = [(head, told + (first.notes if number == 0 else []), panels(draw_kept, bar=False))]
-    if stage.scores is not None:
-        kinds.append(("scores", ["by which patches were chosen"], panels(draw_scores)))
-    if stage.shares is not None:
-        kinds.append(("weights", ["of the patches in the mean token, %"], panels(draw_shares)))
-    return kinds
+        notes.append(f"{mixed} mixed into {stage.tokens_out - 1}, {folded} folded into 1")
+    plan = (first.plan, notes + first.notes) if number == 0 else (f"{first.plan}, continued", notes)
+    rows: list[Row] = []
+    for kind in kinds_of(stage):
+        heading, remarks = (kind.heading, [kind.remark]) if rows else plan
+        panels = [cut_panel(modality, kind, band, band.stages[number]) for modality, band in one.bands.items()]
+        rows.append((heading, remarks, panels))
+    return rows
 
 
-# ------------------------------------------------------------------------------------------------------- the nearest of many
+# ---------------------------------------------------------------------------------------------------------------- galleries
 
 
 @dataclass(frozen=True)
 class GalleryHit:
-    """One of the gallery, at its place in the ranking."""
+    """An object of the gallery, at its rank."""
 
     images: Mapping[str, Image.Image]
     about: list[str]  # lines below it
     distance: float
-    right: bool
+    is_match: bool
 
 
 @dataclass(frozen=True)
 class Strip:
-    """The nearest of the gallery under one plan."""
+    """The nearest objects of the gallery under one plan."""
 
     plan: str
-    told: list[str]
+    notes: list[str]
     name: str
     query: Mapping[str, Image.Image]
     about: list[str]  # lines below the query
-    found: list[GalleryHit] = field(default_factory=list)
+    hits: list[GalleryHit] = field(default_factory=list)
 
 
 SPACE = 0.14  # inches between neighbours
 
 
 def draw_gallery(strips: Sequence[Strip]) -> Picture:
-    """A strip for every plan: the query, and beside it the nearest of the gallery, their modalities above each other."""
-    everything = [images for strip in strips for images in (strip.query, *(one.images for one in strip.found))]
+    """A strip for every plan: the query, and beside it the nearest objects of the gallery, their modalities stacked."""
+    everything = [images for strip in strips for images in (strip.query, *(one.images for one in strip.hits))]
     modalities = list(dict.fromkeys(name for images in everything for name in images))
     shape = float(np.median([image.width / image.height for images in everything for image in images.values()]))
     wide, high = 0.98 * math.sqrt(shape), 0.98 / math.sqrt(shape)
-    columns = max(len(strip.found) for strip in strips) + 1
-    lines = max(len(about) for strip in strips for about in (strip.about, *(one.about for one in strip.found)))
-    margin, apart = GAP + 0.3, 0.3  # room for the modalities' names; between query and gallery
-    column = max(wide, 0.66) + SPACE  # words below need some room
+    columns = max(len(strip.hits) for strip in strips) + 1
+    lines = max(len(about) for strip in strips for about in (strip.about, *(one.about for one in strip.hits)))
+    margin, apart = GAP + 0.3, 0.3  # room for the names of modalities; between query and gallery
+    column = max(wide, 0.66) + SPACE  # room for the text below
     width = max(6.0, margin + columns * column + apart + GAP)
     stack = len(modalities) * (high + 0.04)
-    heights = [0.3 + LINE * len(strip.told) + 0.24 + stack + 0.1 + LINE * (lines + 1) for strip in strips]
+    heights = [0.3 + LINE * len(strip.notes) + 0.24 + stack + 0.1 + LINE * (lines + 1) for strip in strips]
     height = sum(heights) + 0.42
-    if height * DPI > HIGHEST:
+    if height * DPI > MAX_HEIGHT:
         raise UserError("these are too many queries and plans for one picture; with --output '{image}.png' each gets its own")
     sheet = Picture(figsize=(width, height), dpi=DPI, facecolor=STYLE["paper"])
 
-    def say(left: float, top: float, words: str, **style: Any) -> None:
-        usual: dict[str, Any] = {"fontsize": 8, "color": STYLE["ink"], "va": "top"}
-        sheet.text(left / width, 1 - top / height, words, parse_math=False, **(usual | style))
+    def write(left: float, top: float, text: str, **style: Any) -> None:
+        defaults: dict[str, Any] = {"fontsize": 8, "color": STYLE["ink"], "va": "top"}
+        sheet.text(left / width, 1 - top / height, text, parse_math=False, **(defaults | style))
 
-    def stand(images: Mapping[str, Image.Image], left: float, top: float, colour: str, line: float) -> None:
-        """The modalities of one object above each other in a frame."""
-        for place, modality in enumerate(modalities):
-            y = top + place * (high + 0.04)
+    def draw_object(images: Mapping[str, Image.Image], left: float, top: float, colour: str, line: float) -> None:
+        """The modalities of one object, stacked in a frame."""
+        for row, modality in enumerate(modalities):
+            y = top + row * (high + 0.04)
             axis = sheet.add_axes((left / width, 1 - (y + high) / height, wide / width, high / height))
             axis.set_axis_off()
             if modality in images:
@@ -210,30 +217,30 @@ def draw_gallery(strips: Sequence[Strip]) -> Picture:
 
     top = 0.12
     for strip, strip_height in zip(strips, heights, strict=True):
-        say(GAP, top, f"{strip.name}: {strip.plan}", fontsize=10, fontweight="bold")
-        for number, words in enumerate(strip.told):
-            say(GAP, top + 0.2 + LINE * number, words, fontsize=8.5, color=STYLE["soft"])
-        y = top + 0.3 + LINE * len(strip.told) + 0.2
-        for place, modality in enumerate(modalities):
-            middle = y + place * (high + 0.04) + high / 2
-            say(margin - 0.14, middle, modality, rotation=90, ha="right", va="center", fontsize=8.5)
+        write(GAP, top, f"{strip.name}: {strip.plan}", fontsize=10, fontweight="bold")
+        for number, line in enumerate(strip.notes):
+            write(GAP, top + 0.2 + LINE * number, line, fontsize=8.5, color=STYLE["soft"])
+        y = top + 0.3 + LINE * len(strip.notes) + 0.2
+        for row, modality in enumerate(modalities):
+            middle = y + row * (high + 0.04) + high / 2
+            write(margin - 0.14, middle, modality, rotation=90, ha="right", va="center", fontsize=8.5)
         left = margin
-        say(left + wide / 2, y - 0.23, "query", ha="center", fontweight="bold")
-        stand(strip.query, left, y, STYLE["ink"], 1.2)
-        for number, words in enumerate(strip.about):
-            say(left + wide / 2, y + stack + 0.07 + LINE * (number + 1), words, ha="center", fontsize=7, color=STYLE["soft"])
+        write(left + wide / 2, y - 0.23, "query", ha="center", fontweight="bold")
+        draw_object(strip.query, left, y, STYLE["ink"], 1.2)
+        for number, line in enumerate(strip.about):
+            write(left + wide / 2, y + stack + 0.07 + LINE * (number + 1), line, ha="center", fontsize=7, color=STYLE["soft"])
         left += column + apart
-        for rank, one in enumerate(strip.found, start=1):
-            mark, colour = (TICK, RIGHT) if one.right else (CROSS, WRONG)
-            say(left + wide / 2, y - 0.23, f"{rank} {mark}", ha="center", color=colour, fontweight="bold", fontsize=9)
-            stand(one.images, left, y, colour, 2.4)
-            say(left + wide / 2, y + stack + 0.07, f"{one.distance:.3f}", ha="center", fontsize=8)
-            for number, words in enumerate(one.about):
-                say(
-                    left + wide / 2, y + stack + 0.07 + LINE * (number + 1), words, ha="center", fontsize=7, color=STYLE["soft"]
+        for rank, one in enumerate(strip.hits, start=1):
+            mark, colour = (TICK, RIGHT) if one.is_match else (CROSS, WRONG)
+            write(left + wide / 2, y - 0.23, f"{rank} {mark}", ha="center", color=colour, fontweight="bold", fontsize=9)
+            draw_object(one.images, left, y, colour, 2.4)
+            write(left + wide / 2, y + stack + 0.07, f"{one.distance:.3f}", ha="center", fontsize=8)
+            for number, line in enumerate(one.about):
+                write(
+                    left + wide / 2, y + stack + 0.07 + LINE * (number + 1), line, ha="center", fontsize=7, color=STYLE["soft"]
                 )
             left += column
         top += strip_height
-    said = f"{TICK} the same identity   {CROSS} another one   number below: squared distance of the features, of unit length"
-    say(GAP, height - 0.26, said, color=STYLE["soft"])
+    key = f"{TICK} the same identity   {CROSS} another one   number below: squared distance of the features, of unit length"
+    write(GAP, height - 0.26, key, color=STYLE["soft"])
     return sheet

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The files of a finished training of re-identification."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tokensieve.training.log import loss_curve
 
 
 def export(learner: ReidLearner, run: Path) -> dict[str, Any]:
-    """Write the model (that of the best evaluation, else the last), its numbers as result.json, and the card."""
+    """Write the model of the best evaluation (without one, the last), its numbers as result.json, and the card."""
     config, step = learner.config, learner.steps
     best = run / start.CHECKPOINTS / checkpoint.BEST
     evaluation: dict[str, Any] = {}
     if best.exists():
-        found = checkpoint.load(best)
-        learner.model.load_state_dict(found.state["learner"]["model"])
-        evaluation, step = found.state["progress"]["evaluation"], found.step
+        loaded = checkpoint.load(best)
+        learner.model.load_state_dict(loaded.state["learner"]["model"])
+        evaluation, step = loaded.state["progress"]["evaluation"], loaded.step
     done = {"step": step, "steps": learner.steps, "training_seconds": round(learner.seconds)}
     files.write_json(run / "result.json", evaluation | done)
     loading.save(learner.model, run)
@@ -35,8 +35,8 @@ def export(learner: ReidLearner, run: Path) -> dict[str, Any]:
         **trained,
         "objective": f"of each branch {' and '.join(learner.objectives)}",
         "recipe": learner.recipe,
-        "seed": learner.how.SEED,
-        "objects": learner.steps * learner.how.IMS_PER_BATCH,
+        "seed": learner.solver.SEED,
+        "objects": learner.steps * learner.solver.IMS_PER_BATCH,
         "seconds": round(learner.seconds),
         "parameters": sum(p.numel() for p in learner.model.parameters()),
         "versions": {"torch": torch.__version__, "numpy": np.__version__},

@@ -1,4 +1,4 @@
-"""What re-identification learns from: who is it (cross-entropy), and nearer to oneself than to anybody else (triplets)."""
+"""Losses of re-identification: cross-entropy of the identity, and triplets with the hardest positive and negative."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-NEAR = 1e-12  # squared distances count as at least this: the slope of a root is infinite at 0
+MIN_SQUARED = 1e-12  # lower bound of squared distances: the gradient of a root is infinite at 0
 
 
 def distances(features: Tensor) -> Tensor:
@@ -14,7 +14,7 @@ def distances(features: Tensor) -> Tensor:
     features = features.float()
     norms = features.square().sum(1)  # (B,)
     squared = norms[:, None] + norms[None] - 2 * features @ features.T
-    return squared.clamp_min(NEAR).sqrt()
+    return squared.clamp_min(MIN_SQUARED).sqrt()
 
 
 def hard_triplet(features: Tensor, labels: Tensor) -> Tensor:
@@ -23,12 +23,12 @@ def hard_triplet(features: Tensor, labels: Tensor) -> Tensor:
     An anchor is its own positive where it has no other, at distance 0; one without any other identity in the batch is left out.
     """
     with torch.autocast(features.device.type, enabled=False):
-        apart = distances(features)
+        pairwise = distances(features)
         same = labels[:, None] == labels[None]  # (B, B)
-        farthest = apart.masked_fill(~same, 0.0).amax(1)
-        nearest = apart.masked_fill(same, torch.inf).amin(1)
-        some = ~same.all(1)
-        return F.softplus(farthest[some] - nearest[some]).sum() / max(1, int(some.sum()))
+        farthest = pairwise.masked_fill(~same, 0.0).amax(1)
+        nearest = pairwise.masked_fill(same, torch.inf).amin(1)
+        valid = ~same.all(1)
+        return F.softplus(farthest[valid] - nearest[valid]).sum() / max(1, int(valid.sum()))
 
 
 def identity(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

@@ -1,10 +1,9 @@
-"""`tokensieve show` for re-identification: what plans keep of objects, or with --gallery whom they find."""
+"""`tokensieve show` for re-identification: what plans keep of objects, or with --gallery what a query finds in a gallery."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,11 +15,12 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from tokensieve.cutting.handle import Handle, apply
+from tokensieve.cutting.handle import Handle
 from tokensieve.data.images import BrokenImage, decode
 from tokensieve.device import find_device
 from tokensieve.drawing import show
-from tokensieve.errors import PlanWarning, UserError
+from tokensieve.drawing.show_images import apply_quietly
+from tokensieve.errors import UserError
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan
 from tokensieve.reid import drawing, loading, ranking
@@ -33,19 +33,19 @@ from tokensieve.reid.scan import Shot, eight_bits
 from tokensieve.reid.task import parse_modalities
 
 T = TypeVar("T")
-DEFAULT_TYPE = "open_clip"  # what --model_type is when it is not given
+DEFAULT_TYPE = "open_clip"  # the default of --model_type
 BATCH = 64  # objects of a gallery that are encoded together
-MOST = 50  # objects of a gallery that can be drawn side by side
+MAX_RANKS = 50  # objects of a gallery that can be drawn side by side
 
 
 @dataclass(frozen=True)
 class ShowTarget:
-    """An object to be shown: a query of a data set, or files of its modalities."""
+    """An object to draw: a query of a data set, or files of its modalities."""
 
     name: str
-    number: int  # within the run, by which random choices are made
+    number: int  # within the run, which seeds random choices
     images: dict[str, Image.Image]
-    queries: ReidData | None = None  # those of the data set, of which it is one
+    queries: ReidData | None = None  # all queries of its data set
 
     @property
     def shot(self) -> Shot | None:
@@ -56,10 +56,11 @@ class ShowTarget:
         return ", ".join(_about(self.shot, self.queries.name)) if self.shot and self.queries else ""
 
 
-def is_reid(args: argparse.Namespace) -> bool:
+def accepts(args: argparse.Namespace) -> bool:
     """Whether the arguments are about re-identification."""
-    asked = args.gallery or args.modalities is not None or args.model_type == "reid" or any(map(_is_object, args.images))
-    return asked or (args.model is not None and (args.model == loading.EMBEDDED or loading.is_model(args.model)))
+    if args.gallery or args.modalities is not None or args.model_type == "reid" or any(map(_is_object, args.images)):
+        return True
+    return args.model is not None and (args.model == loading.EMBEDDED or loading.is_model(args.model))
 
 
 def run(args: argparse.Namespace) -> list[Path]:
@@ -68,18 +69,20 @@ def run(args: argparse.Namespace) -> list[Path]:
     loading.check_model(model_name)
     if args.model_type not in ("reid", DEFAULT_TYPE):
         raise UserError(f"--model_type {args.model_type} does not go with a re-identification model; leave it out")
-    if args.gallery and args.ranks > MOST:
-        raise UserError(f"--ranks {args.ranks}: {MOST} fit into a picture at most")
+    if args.gallery and args.ranks > MAX_RANKS:
+        raise UserError(f"--ranks {args.ranks}: at most {MAX_RANKS} fit into a picture")
     for flag in ("question", "pretrained"):
         if getattr(args, flag) is not None:
             raise UserError(f"--{flag} does not go with a re-identification model")
-    given = None if args.plan is None else Plan.parse(args.plan)
-    compared = [Plan.parse(text) for text in args.compare]
+    first = None if args.plan is None else Plan.parse(args.plan)
+    others = [Plan.parse(text) for text in args.compare]
     loaded = loading.load(model_name, find_device(args.device))
     model: Any = loaded.model
-    plans = [Plan.parse(model.plan) if given is None else given, *compared]
-    shown = parse_modalities([args.modalities], model.modalities)[0] if args.modalities is not None else model.modalities
-    targets = read(args.images, args.dataset_root, shown)
+    plans = [Plan.parse(model.plan) if first is None else first, *others]
+    modalities = model.modalities
+    if args.modalities is not None:
+        modalities = parse_modalities([args.modalities], modalities)[0]
+    targets = read(args.images, args.dataset_root, modalities)
     for data in {id(target.queries): target.queries for target in targets if target.queries}.values():
         cameras = [shot.camera for shot in data.shots]
         check_cameras(min(cameras), max(cameras), model.settings)
@@ -91,18 +94,16 @@ def run(args: argparse.Namespace) -> list[Path]:
     if args.gallery:
         options = {"ranks": args.ranks, "seed": args.seed, "weights": args.weights}
         strips = make_strips(loaded, plans, targets, args.dataset_root, **options)
-        drawn = {path: drawing.draw_gallery(_of(strips, numbers)) for path, numbers in sheets.items()}
-    else:
-        seen = make_seen(loaded, plans, targets, seed=args.seed, weights=args.weights)
-        drawn = {path: drawing.draw(_of(seen, numbers)) for path, numbers in sheets.items()}
-    return show.write(drawn)
+        return show.write({path: drawing.draw_gallery(_select(strips, numbers)) for path, numbers in sheets.items()})
+    objects = make_objects(loaded, plans, targets, seed=args.seed, weights=args.weights)
+    return show.write({path: drawing.draw(_select(objects, numbers)) for path, numbers in sheets.items()})
 
 
-def _of(made: Sequence[list[T]], numbers: Sequence[int]) -> list[T]:
-    return [one for number in numbers for one in made[number]]
+def _select(by_target: Sequence[list[T]], numbers: Sequence[int]) -> list[T]:
+    return [item for number in numbers for item in by_target[number]]
 
 
-# --------------------------------------------------------------------------------------------------------------- what is shown
+# --------------------------------------------------------------------------------------------------------------------- objects
 
 USAGE = "for example embedded-reid:12, or RGBNT201:12 with --dataset_root"
 
@@ -112,25 +113,23 @@ def _is_object(text: str) -> bool:
 
 
 def _modality(text: str) -> str | None:
-    """RGB of RGB=photo.jpg; None where a file is named without its modality."""
+    """RGB of RGB=photo.jpg; None for other arguments."""
     name, equals, _ = text.partition("=")
     return name.upper() if equals and name.upper() in MODALITIES else None
 
 
 def read(texts: Sequence[str], root: str, modalities: Sequence[str]) -> list[ShowTarget]:
-    """The objects that arguments name: DATASET:N, a query of a data set, or MODALITY=FILE, whose second RGB begins another.
+    """The objects that arguments name: DATASET:N, a query of a data set, or MODALITY=FILE; a second RGB starts another object.
 
-    Queries are numbered whatever modalities are shown, so one may lack a modality: a UserError if it is asked for.
+    Queries are numbered whatever modalities are drawn. One may lack a modality: a UserError if it is requested.
     """
-    queries = cache(lambda name: _told_of(load_data(name, root, "query", modalities=modalities, whole=False)))
+    queries = cache(lambda name: _print_notes(load_data(name, root, "query", modalities=modalities, whole=False)))
     targets: list[ShowTarget] = []
     files: list[dict[str, str]] = []
     for text in texts:
         if (modality := _modality(text)) is not None:
             if modality not in modalities:
-                raise UserError(
-                    f"{text}: of the model's modalities {', '.join(modalities)} are shown, and this is none of them"
-                )
+                raise UserError(f"{text}: the modalities that are drawn are {', '.join(modalities)}, and this is none of them")
             if not files or modality in files[-1]:
                 files.append({})
             files[-1][modality] = text.partition("=")[2]
@@ -138,79 +137,78 @@ def read(texts: Sequence[str], root: str, modalities: Sequence[str]) -> list[Sho
         name, colon, index = text.partition(":")
         if not colon or Path(text).exists() or name == "embedded":
             raise UserError(
-                f"{text}: a re-identification model is shown objects: a query of a data set, {USAGE}, "
+                f"{text}: a re-identification model needs objects: a query of a data set, {USAGE}, "
                 "or files by their modality, RGB=a.jpg NI=b.jpg TI=c.jpg"
             )
-        found = queries(name)
-        if not (index.isascii() and index.isdigit() and int(index) < len(found)):
-            raise UserError(f"{text}: there are the queries {name}:0 to {name}:{len(found) - 1}")
+        data = queries(name)
+        if not (index.isascii() and index.isdigit() and int(index) < len(data)):
+            raise UserError(f"{text}: there are the queries {name}:0 to {name}:{len(data) - 1}")
         try:
-            targets.append(ShowTarget(text, int(index), found.read(int(index)), found))
+            targets.append(ShowTarget(text, int(index), data.read(int(index)), data))
         except BrokenImage as error:
             raise UserError(f"{text}: cannot read {error}") from error
-    for number, named in enumerate(files):
-        ordered = {modality: _opened(named[modality]) for modality in modalities if modality in named}
-        targets.append(ShowTarget(Path(next(iter(named.values()))).stem, number, ordered))
+    for number, paths in enumerate(files):
+        images = {modality: _read_image(paths[modality]) for modality in modalities if modality in paths}
+        targets.append(ShowTarget(Path(next(iter(paths.values()))).stem, number, images))
     return targets
 
 
-def _opened(file: str) -> Image.Image:
-    """A file as those of data sets are read: 16 bits and floats by the image's own range."""
+def _read_image(file: str) -> Image.Image:
+    """A file, read like those of data sets: 16 bits and floats are scaled by the image's own range."""
     try:
         return decode(file, eight_bits)
     except BrokenImage as error:
         raise UserError(f"cannot read {file}: {error}") from error
 
 
-def _told_of(data: ReidData) -> ReidData:
-    """The same, once its notes are told."""
+def _print_notes(data: ReidData) -> ReidData:
+    """Print the notes of a data set and return it."""
     for note in data.notes:
         print(f"tokensieve: {note}", file=sys.stderr)
     return data
 
 
 def _about(shot: Shot, data: str) -> list[str]:
-    """Identity, scene and camera, as files of this data set are named."""
+    """Identity, scene and camera, numbered as in the files of this data set."""
     scene = [] if shot.scene is None else [f"scene {shot.scene}"]
     return [f"id {shot.pid}", *scene, f"camera {shot.camera + LAYOUTS[data].first_camera}"]
 
 
-# ---------------------------------------------------------------------------------------------------------- what is made of it
+# -------------------------------------------------------------------------------------------------------------------- pictures
 
 
-def _handle(model: ReidModel, plan: Plan, seed: int, weights: Weights) -> Handle:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PlanWarning)  # its notes are in the picture
-        handle = apply(model, plan, seed=seed, weights=weights if plan.is_trained else None)
+def _make_handle(model: ReidModel, plan: Plan, seed: int, weights: Weights) -> Handle:
+    """A handle that is not on the model yet: several are used in turn."""
+    handle = apply_quietly(model, plan, seed, weights)
     handle.remove()
     return handle
 
 
 def _inputs(loaded: loading.LoadedReid, objects: Sequence[dict[str, Image.Image]], cameras: Sequence[int]) -> dict[str, Tensor]:
-    """A batch: of every modality all objects, and their cameras where those are known."""
+    """A batch: the images of all objects by modality, and their cameras where they are known."""
     model: Any = loaded.model
     device = next(model.parameters()).device
     transform: Any = loaded.transform
-    made = [transform(images) for images in objects]
-    batch = {modality: torch.stack([one[modality] for one in made]).to(device) for modality in objects[0]}
+    tensors = [transform(images) for images in objects]
+    batch = {modality: torch.stack([one[modality] for one in tensors]).to(device) for modality in objects[0]}
     return batch | ({"cameras": torch.tensor(cameras, device=device)} if cameras else {})
 
 
-def make_seen(
+def make_objects(
     loaded: loading.LoadedReid, plans: Sequence[Plan], targets: Sequence[ShowTarget], *, seed: int = 0, weights: Weights = None
 ) -> list[list[ObjectPicture]]:
-    """For every object what every plan does to it."""
+    """For every target what every plan does to it."""
     model: Any = loaded.model
-    handles = [_handle(model, plan, seed, weights) for plan in plans]
-    made: list[list[ObjectPicture]] = []
+    handles = [_make_handle(model, plan, seed, weights) for plan in plans]
+    pictures: list[list[ObjectPicture]] = []
     for target in targets:
-        made.append([])
+        pictures.append([])
         inputs = _inputs(loaded, [target.images], [target.shot.camera] if target.shot else [])
         for handle in handles:
             with torch.inference_mode(), handle, handle.call(samples=torch.tensor([target.number])):
                 model.encode(inputs)
-            made[-1].append(
-                drawing.see(
+            pictures[-1].append(
+                drawing.picture_object(
                     handle,
                     target.images,
                     size=model.settings.image_size,
@@ -219,7 +217,7 @@ def make_seen(
                     about=target.about,
                 )
             )
-    return made
+    return pictures
 
 
 def make_strips(
@@ -232,8 +230,8 @@ def make_strips(
     seed: int = 0,
     weights: Weights = None,
 ) -> list[list[Strip]]:
-    """For every query whom it finds in the gallery of its data set under every plan."""
-    handles = [_handle(loaded.model, plan, seed, weights) for plan in plans]
+    """For every query what it finds in the gallery of its data set under every plan."""
+    handles = [_make_handle(loaded.model, plan, seed, weights) for plan in plans]
     galleries: dict[str, tuple[ReidData, list[int], list[Tensor]]] = {}
     strips: list[list[Strip]] = []
     for target in targets:
@@ -248,23 +246,23 @@ def make_strips(
                 gallery,
                 *encode(loaded, handles, gallery, range(len(gallery)), f"gallery of {queries.name}"),
             )
-        gallery, there, features = galleries[queries.name]
-        _, asked = encode(loaded, handles, queries, [target.number])
-        for handle, far, near in zip(handles, features, asked, strict=True):
-            found = ranking.order(
-                near[0],
-                far,
+        gallery, indices, gallery_features = galleries[queries.name]
+        _, query_features = encode(loaded, handles, queries, [target.number])
+        for handle, of_gallery, of_query in zip(handles, gallery_features, query_features, strict=True):
+            order = ranking.order(
+                of_query[0],
+                of_gallery,
                 query_id=shot.pid,
-                gallery_ids=[gallery.shots[index].pid for index in there],
+                gallery_ids=[gallery.shots[index].pid for index in indices],
                 query_group=queries.groups[target.number],
-                gallery_groups=[gallery.groups[index] for index in there],
+                gallery_groups=[gallery.groups[index] for index in indices],
             )
-            nearest = [
-                GalleryHit(gallery.read(there[place]), _about(gallery.shots[there[place]], gallery.name), distance, right)
-                for place, right, distance in zip(*(column[:ranks].tolist() for column in found), strict=True)
+            hits = [
+                GalleryHit(gallery.read(indices[row]), _about(gallery.shots[indices[row]], gallery.name), distance, is_match)
+                for row, is_match, distance in zip(*(column[:ranks].tolist() for column in order), strict=True)
             ]
-            told = [*result_lines(found, len(there), gallery.rule), *handle.notes]
-            strips[-1].append(Strip(str(handle.plan), told, target.name, target.images, _about(shot, queries.name), nearest))
+            notes = [*result_lines(order, len(indices), gallery.rule), *handle.notes]
+            strips[-1].append(Strip(str(handle.plan), notes, target.name, target.images, _about(shot, queries.name), hits))
     return strips
 
 
@@ -275,15 +273,15 @@ def encode(
     indices: Sequence[int],
     title: str | None = None,
 ) -> tuple[list[int], list[Tensor]]:
-    """Which of these shots can be read, and for each plan their features (G, F); progress under the title."""
+    """The indices of the shots that can be read, and for each plan their features (G, F). title: of the progress bar."""
     model: Any = loaded.model
-    there: list[int] = []
-    made: list[list[Tensor]] = [[] for _ in handles]
+    readable: list[int] = []
+    features: list[list[Tensor]] = [[] for _ in handles]
     with tqdm(total=len(indices), desc=title, unit="img", disable=title is None) as progress, torch.inference_mode():
         for start in range(0, len(indices), BATCH):
-            part, objects = indices[start : start + BATCH], []
+            batch, objects = indices[start : start + BATCH], []
             read = []
-            for index in part:
+            for index in batch:
                 try:
                     objects.append(shots.read(index))
                     read.append(index)
@@ -291,22 +289,22 @@ def encode(
                     print(f"tokensieve: left out of the gallery: {error}", file=sys.stderr)
             if objects:
                 inputs = _inputs(loaded, objects, [shots.shots[index].camera for index in read])
-                for handle, features in zip(handles, made, strict=True):
+                for handle, batches in zip(handles, features, strict=True):
                     with handle, handle.call(samples=torch.tensor(read)):
-                        features.append(model.encode(inputs).float().cpu())
-            there += read
-            progress.update(len(part))
-    if not there:
-        raise UserError(f"{shots.name} ({shots.split}): not one of its images can be read")
-    return there, [torch.cat(features) for features in made]
+                        batches.append(model.encode(inputs).float().cpu())
+            readable += read
+            progress.update(len(batch))
+    if not readable:
+        raise UserError(f"{shots.name} ({shots.split}): none of its images can be read")
+    return readable, [torch.cat(batches) for batches in features]
 
 
-def result_lines(found: ranking.Order, gallery: int, rule: str) -> list[str]:
-    """How well a query was answered, in words."""
-    places = torch.nonzero(found.right).flatten() + 1
-    excluded = gallery - len(found.indices)
-    left = f"{len(found.indices):,} of the gallery are ranked, {excluded} of the same identity and {rule} are left out"
-    if not len(places):
+def result_lines(order: ranking.Order, gallery: int, rule: str) -> list[str]:
+    """The result of a query in words."""
+    ranks = torch.nonzero(order.right).flatten() + 1
+    excluded = gallery - len(order.indices)
+    left = f"{len(order.indices):,} of the gallery are ranked, {excluded} of the same identity and {rule} are left out"
+    if not len(ranks):
         return [left, "none of them is right"]
-    precision = float((torch.arange(1, len(places) + 1) / places).double().mean())
-    return [left, f"average precision {precision:.3f}; {len(places)} are right, the first at place {int(places[0])}"]
+    precision = float((torch.arange(1, len(ranks) + 1) / ranks).double().mean())
+    return [left, f"average precision {precision:.3f}; {len(ranks)} are right, the first at rank {int(ranks[0])}"]

@@ -1,16 +1,16 @@
-"""A vision transformer learns to know people or vehicles again by several modalities, with few of its tokens (S5).
+"""A vision transformer learns to re-identify people or vehicles by several modalities, with few of its tokens.
 
-Every step shows P identities, K objects of each. Each branch of the model (plain: the global features; tokens: the mean of what
-the plan leaves) says who it is, and shall lie nearer to its own identity than to any other of the batch. The plan is on the
-model while it learns, by the same Handle as everywhere, so that backbone and reduction learn together.
+A batch has P identities with K objects each. Each branch of the model (plain: the global features; tokens: the mean of the
+tokens that the plan leaves) is trained to classify the identity, and to be nearer to its own identity than to any other of the
+batch. The plan is on the model during training, by the same Handle as everywhere, so that backbone and reduction are trained
+together.
 
 What a step does depends on the seed and the step alone: the batch, its crops and flips, and the noise of the reduction. So a
 resumed run ends with the same bits. With several processes each takes some of the identities of every batch; its triplets and
 the statistics of its batch norm are within its share. Gradients are averaged, and so are the running statistics of the batch
 norms after every step, so that all processes hold the same model.
 
-The weights that are written are those with the best mAP on identities that were kept aside from training: the test split is
-never looked at.
+The weights that are written are those with the best mAP on held-out training identities. The test split is never used.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from tokensieve.training.processes import average, start_accelerator
 
 
 class ReidLearner:
-    """The model with its plan, its optimizer and the batches: what the loop drives."""
+    """The model with its plan, its optimizer and its batches, driven by training.loop."""
 
     monitor = ("mAP", "max")
 
     def __init__(self, config: ReidTraining) -> None:
-        self.config, self.how = config, config.SOLVER
-        self.accelerator = start_accelerator(self.how.DEVICE, self.how.MIXED_PRECISION, 1, "SOLVER.DEVICE")
+        self.config, self.solver = config, config.SOLVER
+        self.accelerator = start_accelerator(self.solver.DEVICE, self.solver.MIXED_PRECISION, 1, key="SOLVER.DEVICE")
         self.device = self.accelerator.device
         self.train_data, self.val_data = self._read()
-        torch.manual_seed(self.how.SEED)
+        torch.manual_seed(self.solver.SEED)
         with named("MODEL"):
             with collect_warnings() as notes:
                 self.model = build.build(self._settings(), config.MODEL.PRETRAINED).to(self.device).train()
-            self._tell(notes)
+            self._print(notes)
             self._check_patches()
-            self.handle = Handle(self.model, Plan.parse(config.MODEL.plan), self.how.SEED, parts=self.model.parts)
+            self.handle = Handle(self.model, Plan.parse(config.MODEL.plan), self.solver.SEED, parts=self.model.parts)
             for note in self.handle.notes:
                 raise UserError(f"{note}, so there is nothing to learn; keep fewer")
         self.norms: list[Any] = [module for module in self.model.modules() if isinstance(module, nn.BatchNorm1d)]
@@ -65,67 +65,67 @@ class ReidLearner:
             self._check_triplets()
         self.steps, self.warmup = self._count_steps()
         self.seconds = 0.0
-        self.broken = 0  # objects of this process that another one replaced, since their images could not be read
+        self.broken = 0  # objects of this process that were replaced, since their images could not be read
         self._batches: Iterator[tuple[Inputs, Tensor, list[str]]] | None = None
         self.views = None if self.val_data is None else self._views(self.val_data)
 
-    # --- what it is made of ---------------------------------------------------------------------------------------
+    # --- parts ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> tuple[reid_data.ReidData, reid_data.ReidData | None]:
-        """The identities to learn from, and those to choose by."""
-        given = self.config.DATASETS
+        """The identities to train on, and the held-out ones."""
+        names = self.config.DATASETS
         with named("DATASETS"):
-            found = [
-                reid_data.load(given.NAMES, given.ROOT_DIR, split, given.VAL_IDENTITIES, self.config.MODEL.MODALITIES)
-                for split in (("train", "val") if given.VAL_IDENTITIES else ("train",))
+            splits = [
+                reid_data.load(names.NAMES, names.ROOT_DIR, split, names.VAL_IDENTITIES, self.config.MODEL.MODALITIES)
+                for split in (("train", "val") if names.VAL_IDENTITIES else ("train",))
             ]
-        self._tell([note for part in found for note in part.notes])
-        for part in found:
-            lost, n = len(part.left_out), len(part) + len(part.left_out)
+        self._print([note for data in splits for note in data.notes])
+        for data in splits:
+            lost, n = len(data.left_out), len(data) + len(data.left_out)
             if lost > (allowed := self.config.DATALOADER.allowed(n)):
                 raise UserError(
-                    f"DATASETS: of {n} shots of {part.name} ({part.split}) {len(part.incomplete)} lack a modality and "
-                    f"{len(part.misnamed)} are misnamed; {allowed} may be so "
+                    f"DATASETS: of {n} shots of {data.name} ({data.split}) {len(data.incomplete)} lack a modality and "
+                    f"{len(data.misnamed)} are misnamed; at most {allowed} are allowed "
                     f"(DATALOADER.MAX_BROKEN: {self.config.DATALOADER.MAX_BROKEN:g})"
                 )
-        return found[0], found[1] if len(found) > 1 else None
+        return splits[0], splits[1] if len(splits) > 1 else None
 
-    def _tell(self, notes: list[str]) -> None:
+    def _print(self, notes: list[str]) -> None:
         for note in dict.fromkeys(notes) if self.accelerator.is_main_process else ():
             print(note, file=sys.stderr)
 
     def _settings(self) -> model.Settings:
-        given, seen, test = self.config.MODEL, self.config.INPUT, self.config.TEST
+        settings, images, test = self.config.MODEL, self.config.INPUT, self.config.TEST
         return model.Settings(
-            library=given.LIBRARY,
-            backbone=given.TRANSFORMER_TYPE,
-            arguments=given.ARGUMENTS,
-            image_size=seen.SIZE,
-            modalities=given.MODALITIES,
-            shared=given.SHARED_BACKBONE,
-            cameras=self.train_data.cameras if given.SIE_CAMERA else 0,
-            camera_weight=given.SIE_COE,
+            library=settings.LIBRARY,
+            backbone=settings.TRANSFORMER_TYPE,
+            arguments=settings.ARGUMENTS,
+            image_size=images.SIZE,
+            modalities=settings.MODALITIES,
+            shared=settings.SHARED_BACKBONE,
+            cameras=self.train_data.cameras if settings.SIE_CAMERA else 0,
+            camera_weight=settings.SIE_COE,
             identities=len(self.train_data.pids),
-            plan=given.plan,
-            sparse_ratio=given.SDTPS_SPARSE_RATIO,
-            aggr_ratio=given.SDTPS_AGGR_RATIO,
-            beta=given.SDTPS_BETA,
-            gumbel=given.SDTPS_USE_GUMBEL,
+            plan=settings.plan,
+            sparse_ratio=settings.SDTPS_SPARSE_RATIO,
+            aggr_ratio=settings.SDTPS_AGGR_RATIO,
+            beta=settings.SDTPS_BETA,
+            gumbel=settings.SDTPS_USE_GUMBEL,
             feature=test.FEAT,
             neck=test.NECK_FEAT,
-            mean=seen.PIXEL_MEAN,
-            std=seen.PIXEL_STD,
+            mean=images.PIXEL_MEAN,
+            std=images.PIXEL_STD,
             data=self.config.DATASETS.NAMES,
             val_identities=self.config.DATASETS.VAL_IDENTITIES,
         )
 
     def _check_patches(self) -> None:
-        """A UserError where patches do not cover the image, or are asked to overlap."""
+        """A UserError where patches do not cover the image, or would overlap."""
         wanted, (h, w), (high, wide) = self.config.MODEL.STRIDE_SIZE, self.model.grid, self.config.INPUT.SIZE
         name, patch = self.config.MODEL.TRANSFORMER_TYPE, (high // h, wide // w)
         if high % h or wide % w:
             raise UserError(
-                f"INPUT.SIZE: {high} x {wide} is no multiple of {name}'s patches; {h * patch[0]} x {w * patch[1]} is one"
+                f"INPUT.SIZE: {high} x {wide} is not a multiple of {name}'s patches; {h * patch[0]} x {w * patch[1]} is one"
             )
         if wanted is not None and wanted != patch:
             raise UserError(
@@ -134,65 +134,65 @@ class ReidLearner:
             )
 
     def _check_triplets(self) -> None:
-        """A UserError where a process has a single identity, so that its triplets lack the other one."""
+        """A UserError where a process has a single identity, so that it has no triplets."""
         if self.config.MODEL.TRIPLET_LOSS_WEIGHT and self.batches.identities < 2 * self.batches.world:
             many, world = self.batches.identities, self.batches.world
             raise UserError(
-                f"{many} identities shared by {world} processes are a single one for each, and a triplet needs two; "
+                f"{many} identities for {world} processes are a single one for each, and a triplet needs two; "
                 f"write {2 * world * self.batches.shots}"
             )
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """Two groups, each with a learning rate of its own: the transformers, and all that is new."""
-        old = [p for p in self.model.backbones.parameters() if p.requires_grad]
-        known = {id(p) for p in old}
-        new = [p for p in self.model.parameters() if p.requires_grad and id(p) not in known]
-        self.rates = (self.how.BACKBONE_LR, self.how.BASE_LR)
-        groups = [{"params": old}, {"params": new}]
-        kind = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[self.how.OPTIMIZER_NAME]
-        return kind(groups, lr=self.how.BASE_LR, weight_decay=self.how.WEIGHT_DECAY)
+        """Two groups, each with its own learning rate: the transformers, and all other weights."""
+        backbone = [p for p in self.model.backbones.parameters() if p.requires_grad]
+        ids = {id(p) for p in backbone}
+        others = [p for p in self.model.parameters() if p.requires_grad and id(p) not in ids]
+        self.rates = (self.solver.BACKBONE_LR, self.solver.BASE_LR)
+        groups = [{"params": backbone}, {"params": others}]
+        kind = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[self.solver.OPTIMIZER_NAME]
+        return kind(groups, lr=self.solver.BASE_LR, weight_decay=self.solver.WEIGHT_DECAY)
 
     def _batches_from(self, start: int, stop: int = 0) -> Balanced:
-        """The batches from a step on, this process's part of each."""
-        seen, given, a = self.config.INPUT, self.config.DATALOADER, self.accelerator
-        augment = Augment(seen.SIZE, seen.PROB, seen.PADDING, seen.RE_PROB, seen.PIXEL_MEAN, seen.PIXEL_STD)
+        """The batches from a step on, this process's share of each."""
+        images, loader, a = self.config.INPUT, self.config.DATALOADER, self.accelerator
+        augment = Augment(images.SIZE, images.PROB, images.PADDING, images.RE_PROB, images.PIXEL_MEAN, images.PIXEL_STD)
         return Balanced(
             self.train_data,
             augment,
-            identities=self.how.IMS_PER_BATCH // given.NUM_INSTANCE,
-            shots=given.NUM_INSTANCE,
-            seed=self.how.SEED,
+            identities=self.solver.IMS_PER_BATCH // loader.NUM_INSTANCE,
+            shots=loader.NUM_INSTANCE,
+            seed=self.solver.SEED,
             rank=a.process_index,
             world=a.num_processes,
             start=start,
             stop=stop,
             modalities=self.config.MODEL.MODALITIES,
-            drop=given.DROP_MODALITY,
-            keep_in_memory=given.KEEP_IN_MEMORY,
+            drop=loader.DROP_MODALITY,
+            keep_in_memory=loader.KEEP_IN_MEMORY,
         )
 
     def _count_steps(self) -> tuple[int, int]:
         """All steps, and those of the warm-up."""
-        an_epoch = self.batches.steps_per_epoch
-        steps = self.how.MAX_EPOCHS * an_epoch
-        steps = min(steps, self.how.MAX_STEPS or steps)
-        warmup = round(self.how.WARMUP_EPOCHS * an_epoch)
+        steps_per_epoch = self.batches.steps_per_epoch
+        steps = self.solver.MAX_EPOCHS * steps_per_epoch
+        steps = min(steps, self.solver.MAX_STEPS or steps)
+        warmup = round(self.solver.WARMUP_EPOCHS * steps_per_epoch)
         if warmup >= steps:
             raise UserError(
-                f"SOLVER.WARMUP_EPOCHS: {self.how.WARMUP_EPOCHS:g} are {warmup} steps, not less than the {steps} of the run"
+                f"SOLVER.WARMUP_EPOCHS: {self.solver.WARMUP_EPOCHS:g} are {warmup} steps, not less than the {steps} of the run"
             )
         return steps, warmup
 
-    def _every(self, epochs: float) -> int:
+    def _in_steps(self, epochs: float) -> int:
         return max(1, round(epochs * self.batches.steps_per_epoch))
 
     @property
     def checkpoint_every(self) -> int:
-        return self._every(self.how.CHECKPOINT_PERIOD)
+        return self._in_steps(self.solver.CHECKPOINT_PERIOD)
 
     @property
     def evaluate_every(self) -> int | None:
-        return None if self.how.EVAL_PERIOD is None else self._every(self.how.EVAL_PERIOD)
+        return None if self.solver.EVAL_PERIOD is None else self._in_steps(self.solver.EVAL_PERIOD)
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
@@ -201,59 +201,59 @@ class ReidLearner:
         if self._batches is None:
             self._batches = read_ahead(self._batches_from(index, self.steps), self.config.DATALOADER.NUM_WORKERS)
         inputs, labels = self._readable(*next(self._batches))
-        part = self.how.rate(index, self.steps, self.warmup)
+        factor = self.solver.rate(index, self.steps, self.warmup)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = part * rate
+            group["lr"] = factor * rate
         self.optimizer.zero_grad(set_to_none=True)
         share = len(labels)
         first = (index * self.accelerator.num_processes + self.accelerator.process_index) * share
-        samples = first + torch.arange(share)  # other noise for every object of the run
+        samples = first + torch.arange(share)  # different noise for every object of the run
         with self.handle, self.handle.call(samples=samples), self.accelerator.autocast():
-            made = self.model(inputs)
-        loss, told = self._losses(made, labels)
+            output = self.model(inputs)
+        loss, values = self._losses(output, labels)
         self.scaler.scale(loss).backward()
-        self._move()
+        self._update()
         self.seconds += time.perf_counter() - began
-        return told
+        return values
 
     def _readable(self, inputs: Inputs, labels: Tensor, broken: list[str]) -> tuple[Inputs, Tensor]:
-        """The batch on the device; a UserError if of all that is to be read too much cannot be."""
+        """The batch on the device; a UserError if too many objects of the run cannot be read."""
         if not inputs:
             raise UserError(f"{broken[-1]}.")
         if broken and not self.broken:
             print(f"{broken[0]}: cannot be read; another shot of the same identity takes its place", file=sys.stderr)
         self.broken += len(broken)
-        given, whole = self.config.DATALOADER, self.steps * len(labels)
-        if self.broken > given.allowed(whole):
+        loader, whole = self.config.DATALOADER, self.steps * len(labels)
+        if self.broken > loader.allowed(whole):
             raise UserError(
-                f"{self.broken} objects could not be read, the last {broken[-1]}; of the {whole} that a process learns from "
-                f"{given.allowed(whole)} may be so (DATALOADER.MAX_BROKEN: {given.MAX_BROKEN:g})"
+                f"{self.broken} objects could not be read, the last {broken[-1]}; of the {whole} objects of a process "
+                f"at most {loader.allowed(whole)} are allowed (DATALOADER.MAX_BROKEN: {loader.MAX_BROKEN:g})"
             )
-        return self._here(inputs), labels.to(self.device)
+        return self._to_device(inputs), labels.to(self.device)
 
-    def _here(self, inputs: Inputs) -> Inputs:
+    def _to_device(self, inputs: Inputs) -> Inputs:
         return {name: value.to(self.device) for name, value in inputs.items()}
 
-    def _losses(self, made: model.Output, labels: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Of each branch who it is and the triplets, weighed and added; and what is told of them."""
-        given, parts = self.config.MODEL, dict[str, Tensor]()
-        for branch, features in made.features.items():
-            parts[f"ce_{branch}"] = losses.identity(made.logits[branch], labels, given.LABEL_SMOOTH)
-            parts[f"triplet_{branch}"] = losses.hard_triplet(features, labels)
-        weights = {"ce": given.ID_LOSS_WEIGHT, "triplet": given.TRIPLET_LOSS_WEIGHT}
-        loss = torch.stack([weights[name.partition("_")[0]] * value for name, value in parts.items()]).sum()
-        right = torch.stack([(logits.argmax(1) == labels).float().mean() for logits in made.logits.values()]).mean()
-        told = {"loss": loss} | parts | {"accuracy": right}
-        return loss, {name: float(value.detach()) for name, value in told.items()}
+    def _losses(self, output: model.Output, labels: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """The weighted sum of the identity and triplet losses of all branches, and the numbers to log."""
+        settings, terms = self.config.MODEL, dict[str, Tensor]()
+        for branch, features in output.features.items():
+            terms[f"ce_{branch}"] = losses.identity(output.logits[branch], labels, settings.LABEL_SMOOTH)
+            terms[f"triplet_{branch}"] = losses.hard_triplet(features, labels)
+        weights = {"ce": settings.ID_LOSS_WEIGHT, "triplet": settings.TRIPLET_LOSS_WEIGHT}
+        loss = torch.stack([weights[name.partition("_")[0]] * value for name, value in terms.items()]).sum()
+        right = torch.stack([(logits.argmax(1) == labels).float().mean() for logits in output.logits.values()]).mean()
+        values = {"loss": loss} | terms | {"accuracy": right}
+        return loss, {name: float(value.detach()) for name, value in values.items()}
 
-    def _move(self) -> None:
-        """The step of the optimizer by the mean gradient of all processes; then batch norms have the mean statistics."""
+    def _update(self) -> None:
+        """Update the weights by the mean gradient of all processes, and average the statistics of the batch norms."""
         processes = self.accelerator.num_processes
         weights = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         average([p.grad for p in weights if p.grad is not None], processes)
         self.scaler.unscale_(self.optimizer)
-        if self.how.CLIP is not None:
-            nn.utils.clip_grad_norm_(weights, self.how.CLIP)
+        if self.solver.CLIP is not None:
+            nn.utils.clip_grad_norm_(weights, self.solver.CLIP)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         average([statistic for norm in self.norms for statistic in (norm.running_mean, norm.running_var)], processes)
@@ -262,23 +262,23 @@ class ReidLearner:
 
     @property
     def objectives(self) -> list[str]:
-        """What it learns by, in words."""
-        given = self.config.MODEL
-        named = {
-            "cross-entropy of the identity": given.ID_LOSS_WEIGHT,
-            "soft-margin triplets of the hardest": given.TRIPLET_LOSS_WEIGHT,
+        """The losses in words."""
+        settings = self.config.MODEL
+        weights = {
+            "cross-entropy of the identity": settings.ID_LOSS_WEIGHT,
+            "soft-margin triplets of the hardest": settings.TRIPLET_LOSS_WEIGHT,
         }
-        return [name for name, weight in named.items() if weight]
+        return [name for name, weight in weights.items() if weight]
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What decides the result: the file, the data that it names, the number format, and how many processes there are."""
-        prints = {"train": self.train_data.fingerprint}
+        """What decides the result: keys of the file, fingerprints of the data, number format, and number of processes."""
+        fingerprints = {"train": self.train_data.fingerprint}
         if self.val_data is not None:
-            prints["val"] = self.val_data.fingerprint
-        told = self.config.recipe()
-        told["SOLVER"]["MIXED_PRECISION"] = self.accelerator.mixed_precision  # what auto is here
-        return told | {"processes": self.accelerator.num_processes, "fingerprints": prints}
+            fingerprints["val"] = self.val_data.fingerprint
+        recipe = self.config.recipe()
+        recipe["SOLVER"]["MIXED_PRECISION"] = self.accelerator.mixed_precision  # the format that auto stands for
+        return recipe | {"processes": self.accelerator.num_processes, "fingerprints": fingerprints}
 
     def state(self) -> dict[str, Any]:
         return {
@@ -304,49 +304,49 @@ class ReidLearner:
     # --- measuring ------------------------------------------------------------------------------------------------
 
     def evaluate(self, index: int) -> dict[str, Any] | None:
-        """mAP and CMC among the validation identities, each object asked for the others, by the path that is used later."""
-        found = self.val_data
-        if found is None:
+        """mAP and CMC among the validation identities, with each object as a query, by the inference path."""
+        data = self.val_data
+        if data is None:
             return None
-        told = [pair for one in training_start.processes(self).all_gather(self._encoded()) for pair in one]
-        told.sort(key=lambda pair: pair[0])
-        lost = len(found.left_out)
-        broken, n = len(found.shots) - len(told) + lost, len(found.shots) + lost
-        given = self.config.DATALOADER
-        if broken > given.allowed(n) or not told:
+        encoded = [pair for share in training_start.processes(self).all_gather(self._encode()) for pair in share]
+        encoded.sort(key=lambda pair: pair[0])
+        lost = len(data.left_out)
+        broken, n = len(data.shots) - len(encoded) + lost, len(data.shots) + lost
+        loader = self.config.DATALOADER
+        if broken > loader.allowed(n) or not encoded:
             raise UserError(
-                f"{broken} of {n} validation objects could not be read; {given.allowed(n)} may be so "
-                f"(DATALOADER.MAX_BROKEN: {given.MAX_BROKEN:g})"
+                f"{broken} of {n} validation objects could not be read; at most {loader.allowed(n)} are allowed "
+                f"(DATALOADER.MAX_BROKEN: {loader.MAX_BROKEN:g})"
             )
-        features, all_groups = torch.stack([feature for _, feature in told]), found.groups
-        ids, groups = [found.shots[i].pid for i, _ in told], [all_groups[i] for i, _ in told]
+        features, all_groups = torch.stack([feature for _, feature in encoded]), data.groups
+        ids, groups = [data.shots[i].pid for i, _ in encoded], [all_groups[i] for i, _ in encoded]
         ranked = ranking.rank(features, features, query_ids=ids, gallery_ids=ids, query_groups=groups, gallery_groups=groups)
         measured = ranked.metrics()
         numbers = {name: measured[name] for name in ("mAP", "mAP_stderr", "rank_1", "rank_5", "rank_10")}
-        return numbers | {"queries": len(told) - ranked.left_out, "unreadable": broken}
+        return numbers | {"queries": len(encoded) - ranked.left_out, "unreadable": broken}
 
     @torch.no_grad()
-    def _encoded(self) -> list[tuple[int, Tensor]]:
-        """Numbers and features of this process's part of the validation objects; those that can be read."""
+    def _encode(self) -> list[tuple[int, Tensor]]:
+        """Numbers and features of this process's share of the validation objects, of those that can be read."""
         assert self.views is not None
-        told: list[tuple[int, Tensor]] = []
-        given = self.config.DATALOADER
+        encoded: list[tuple[int, Tensor]] = []
+        loader = self.config.DATALOADER
         self.model.eval()
         try:
             with self.handle, self.accelerator.autocast():
-                for numbers, inputs in read_ahead(self.views, 0 if given.KEEP_IN_MEMORY else given.NUM_WORKERS):
+                for numbers, inputs in read_ahead(self.views, 0 if loader.KEEP_IN_MEMORY else loader.NUM_WORKERS):
                     if not numbers:
                         continue
                     with self.handle.call(samples=torch.tensor(numbers)):
-                        features = self.model.encode(self._here(inputs)).float().cpu()
-                    told += zip(numbers, features, strict=True)
+                        features = self.model.encode(self._to_device(inputs)).float().cpu()
+                    encoded += zip(numbers, features, strict=True)
         finally:
             self.model.train()
-        return told
+        return encoded
 
-    def _views(self, found: reid_data.ReidData) -> Views:
-        """This process's part of the validation objects."""
-        seen, a, given = self.config.INPUT, self.accelerator, self.config.DATALOADER
-        mine = range(a.process_index, len(found), a.num_processes)
-        plain = Plain(seen.SIZE, seen.PIXEL_MEAN, seen.PIXEL_STD)
-        return Views(found, plain, list(mine), self.config.TEST.IMS_PER_BATCH, given.KEEP_IN_MEMORY)
+    def _views(self, data: reid_data.ReidData) -> Views:
+        """This process's share of the validation objects."""
+        images, a, loader = self.config.INPUT, self.accelerator, self.config.DATALOADER
+        mine = range(a.process_index, len(data), a.num_processes)
+        plain = Plain(images.SIZE, images.PIXEL_MEAN, images.PIXEL_STD)
+        return Views(data, plain, list(mine), self.config.TEST.IMS_PER_BATCH, loader.KEEP_IN_MEMORY)

@@ -55,7 +55,7 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
             "<p class='soft'>No pictures: they are drawn here for the models that ship with tokensieve only. To draw some:</p>"
             f"<pre>{escape(f'tokensieve show {what} {named} {command}')}</pre>"
         )
-    from tokensieve.drawing import sheet, show
+    from tokensieve.drawing import sheet, show_images
     from tokensieve.drawing.band import Band
     from tokensieve.models import loading
     from tokensieve.plan import Plan
@@ -64,7 +64,7 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
         loaded = loading.load(model, pretrained)
     except UserError as error:
         return f"<p class='soft'>No pictures: {escape(str(error))}</p>"
-    originals = [show.read(f"{show.EMBEDDED}{scene}", 0) for scene in SCENES[:images]]
+    originals = [show_images.read(f"{show_images.EMBEDDED}{scene}", 0) for scene in SCENES[:images]]
     bands: list[list[Band]] = [[] for _ in originals]
     said = []
     weights = loaded.fingerprint.partition("-")[0]
@@ -74,7 +74,7 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
         try:
             plan = Plan.parse(text)
             trained, remarks = _trained_parts(plan, loaded.model, [row for row in rows if plan_text(row) == text])
-            for so_far, more in zip(bands, show.make_bands(loaded, [plan], originals, weights=trained), strict=True):
+            for so_far, more in zip(bands, show_images.make_bands(loaded, [plan], originals, weights=trained), strict=True):
                 so_far += more
             said += remarks
         except UserError as error:

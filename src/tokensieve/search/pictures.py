@@ -1,4 +1,4 @@
-"""Pictures of a search: how it went on, which keys matter, which values the best trials share, what stands against what."""
+"""Plots of a search: its history, the importance of the keys, the values of the best trials, and the Pareto front."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def history(study: optuna.Study, trials: list[FrozenTrial], settings: Search) ->
         best = np.maximum.accumulate(values) if objective.direction == "maximize" else np.minimum.accumulate(values)
         axis.plot(at, values, "o", color=BLUE, label="trial")
         axis.step(at, best, where="post", color=ORANGE, label="best so far")
-        cut = [trial for trial in distinct_trials(study) if trial.state.name == "PRUNED" and trial.intermediate_values]
-        if len(settings.objectives) == 1 and cut:
-            last = [trial.intermediate_values[max(trial.intermediate_values)] for trial in cut]
-            axis.plot([first_number(trial) for trial in cut], last, "x", color=GREY, label="pruned, where it stood")
+        pruned = [trial for trial in distinct_trials(study) if trial.state.name == "PRUNED" and trial.intermediate_values]
+        if len(settings.objectives) == 1 and pruned:
+            last = [trial.intermediate_values[max(trial.intermediate_values)] for trial in pruned]
+            axis.plot([first_number(trial) for trial in pruned], last, "x", color=GREY, label="pruned, its last value")
         axis.set_ylabel(objective.name)
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].legend(frameon=False, fontsize=8)
@@ -70,8 +70,8 @@ def history(study: optuna.Study, trials: list[FrozenTrial], settings: Search) ->
 
 
 def importances(study: optuna.Study, trials: list[FrozenTrial], settings: Search) -> dict[str, dict[str, float]]:
-    """By objective: the share of its variance that each key explains (fANOVA); those that do not vary are left out."""
-    optuna, found = import_optuna(), {}
+    """By objective: the share of its variance that each key explains (fANOVA); keys that do not vary are left out."""
+    optuna, shares = import_optuna(), {}
     for index, objective in enumerate(settings.objectives):
         values = [trial.values[index] for trial in trials]
         varied = [key for key in settings.space if len({trial.params[key] for trial in trials}) > 1]
@@ -82,8 +82,8 @@ def importances(study: optuna.Study, trials: list[FrozenTrial], settings: Search
             share = optuna.importance.get_param_importances(
                 study, evaluator=evaluator, params=varied, target=lambda trial, index=index: trial.values[index]
             )
-        found[objective.name] = dict(share)
-    return found
+        shares[objective.name] = dict(share)
+    return shares
 
 
 def bars(weights: dict[str, dict[str, float]]) -> Figure:
@@ -104,7 +104,7 @@ def bars(weights: dict[str, dict[str, float]]) -> Figure:
 
 
 def pareto(study: optuna.Study, trials: list[FrozenTrial], settings: Search) -> Figure:
-    """The first objective against each of the others, with the trials that no other beats in all of them."""
+    """The first objective against each of the others, with the Pareto front."""
     first, *others = settings.objectives
     figure, axes = _figure(len(others), 6.4, 0.4 + 4 * len(others))
     best = {trial.number for trial in study.best_trials}
@@ -113,9 +113,7 @@ def pareto(study: optuna.Study, trials: list[FrozenTrial], settings: Search) -> 
         rest = [trial for trial in trials if trial.number not in best]
         axis.plot([t.values[index] for t in rest], [t.values[0] for t in rest], "o", color=GREY, label="trial")
         line = "-" if len(others) == 1 else ""
-        axis.plot(
-            [x for x, _, _ in front], [y for _, y, _ in front], f"{line}o", color=ORANGE, label="no other is better in all"
-        )
+        axis.plot([x for x, _, _ in front], [y for _, y, _ in front], f"{line}o", color=ORANGE, label="Pareto front")
         for x, y, trial in front:
             number = str(first_number(trial))
             axis.annotate(number, (x, y), xytext=(4, 5), textcoords="offset points", fontsize=8)
@@ -157,12 +155,12 @@ def parallel(trials: list[FrozenTrial], settings: Search) -> Figure:
 
 
 def scaled(values: Sequence[Any], dimension: Dimension) -> tuple[Any, list[tuple[float, str]]]:
-    """Values from 0 to 1 on the axis of their dimension, and what to write beside it at which height."""
+    """Values from 0 to 1 on the axis of their dimension, and its ticks: height and text."""
     if dimension.choices is not None:
-        words = [space.word(choice) for choice in dimension.choices]
+        words = [space.storable(choice) for choice in dimension.choices]
         ticks = [((i + 0.5) / len(words), str(text)) for i, text in enumerate(words)]
         return [(words.index(value) + 0.5) / len(words) for value in values], ticks
-    there, back = (np.log, np.exp) if dimension.log else (np.asarray, np.asarray)
-    low, high = there(np.array([dimension.low, dimension.high], dtype=float))
-    heights = (there(values) - low) / (high - low) if high > low else [0.5] * len(values)
-    return heights, [(part, f"{back(low + part * (high - low)):.4g}") for part in (0, 0.5, 1)]
+    forward, back = (np.log, np.exp) if dimension.log else (np.asarray, np.asarray)
+    low, high = forward(np.array([dimension.low, dimension.high], dtype=float))
+    heights = (forward(values) - low) / (high - low) if high > low else [0.5] * len(values)
+    return heights, [(height, f"{back(low + height * (high - low)):.4g}") for height in (0, 0.5, 1)]

@@ -1,4 +1,4 @@
-"""What a search found: the best files, a table of all trials, and pictures of how the objectives depend on the keys."""
+"""Results of a search: the best files, a table of all trials, and plots of how the objectives depend on the keys."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 
-def write(study: optuna.Study, data: Mapping[str, Any], settings: Search, folder: Path) -> bool:
-    """trials.csv, and, if a trial was completed, the best files and the pictures. Whether one was."""
+def write(study: optuna.Study, data: Mapping[str, Any], settings: Search, output_key: str, folder: Path) -> bool:
+    """Write trials.csv and, if a trial was completed, the best files and plots. Returns whether one was."""
     write_text(folder / "trials.csv", table(study, settings))
     best = best_trials(study, settings)
     if not best:
@@ -28,7 +28,7 @@ def write(study: optuna.Study, data: Mapping[str, Any], settings: Search, folder
         old.unlink(missing_ok=True)
     for rank, trial in enumerate(best, 1):
         name = "best" if len(settings.objectives) == 1 else f"best_{rank}"
-        made = space.with_values(data, chosen(trial, settings), folder / name)
+        made = space.with_values(data, chosen(trial, settings), (output_key, folder / name))
         head = f"# Trial {first_number(trial)} of the study {study.study_name}: {reached(trial, settings)}\n"
         write_text(folder / f"{name}.yaml", head + space.yaml_text(made))
     from tokensieve.search import pictures
@@ -38,7 +38,7 @@ def write(study: optuna.Study, data: Mapping[str, Any], settings: Search, folder
 
 
 def best_trials(study: optuna.Study, settings: Search) -> list[FrozenTrial]:
-    """The best trial; with several objectives those that no other beats in all of them, the best by the first one first."""
+    """The best trial; with several objectives the Pareto front, sorted by the first one."""
     if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
         return []
     if len(settings.objectives) == 1:
@@ -48,12 +48,12 @@ def best_trials(study: optuna.Study, settings: Search) -> list[FrozenTrial]:
 
 
 def chosen(trial: FrozenTrial, settings: Search) -> dict[str, Any]:
-    """The values of a trial, as they stood in its file."""
+    """The values of a trial, as in its file."""
     values = {}
     for key, value in trial.params.items():
         choices = settings.space[key].choices
         if choices is not None:
-            value = {space.word(choice): choice for choice in choices}[value]
+            value = {space.storable(choice): choice for choice in choices}[value]
         elif isinstance(value, float):
             value = float(f"{value:.12g}")
         values[key] = value
@@ -67,7 +67,7 @@ def reached(trial: FrozenTrial, settings: Search) -> str:
 
 
 def table(study: optuna.Study, settings: Search) -> str:
-    """All trials as CSV, one that was begun several times once."""
+    """All trials as CSV; one that was started several times is one row."""
     best = {trial.number for trial in best_trials(study, settings)}
     objectives, keys = [objective.name for objective in settings.objectives], list(settings.space)
     file = io.StringIO()
@@ -81,7 +81,7 @@ def table(study: optuna.Study, settings: Search) -> str:
             [
                 *(first_number(trial), state, "yes" if trial.number in best else ""),
                 *values,
-                *(space.word(values_of.get(key, "")) for key in keys),
+                *(space.storable(values_of.get(key, "")) for key in keys),
                 round(span.total_seconds(), 1) if span else "",
                 len(trial.system_attrs.get("retry_history", [])),
                 "" if state == "complete" else trial.user_attrs.get("reason", ""),
@@ -91,7 +91,7 @@ def table(study: optuna.Study, settings: Search) -> str:
 
 
 def show(study: optuna.Study, settings: Search, folder: Path) -> None:
-    """The best trials as a table, and how the others ended."""
+    """Print the best trials as a table, and how many of the others were pruned or failed."""
     from rich.console import Console
     from rich.table import Table
 
@@ -106,7 +106,7 @@ def show(study: optuna.Study, settings: Search, folder: Path) -> None:
         shown.add_column(name, justify="right")
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     best = best_trials(study, settings)
-    if len(settings.objectives) == 1:  # one best trial says little alone
+    if len(settings.objectives) == 1:  # the best trial alone shows little
         sign = 1 if settings.objectives[0].direction == "minimize" else -1
         best = sorted(complete, key=lambda trial: sign * trial.values[0])[:5]
     for trial in best:

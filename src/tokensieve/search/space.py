@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Values of a trial: drawn from the search space, written into a copy of the file, read from its result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokensieve import config
 from tokensieve.config import search_space
 from tokensieve.config.search import Dimension, Objective
 from tokensieve.errors import UserError, did_you_mean
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def suggest(trial: optuna.Trial, key: str, dimension: Dimension, kind: type[int] | type[float] | None) -> Any:
-    """The value that Optuna wants tried for a key."""
+    """The value that Optuna suggests for a key."""
     if dimension.choices is not None:
-        words = {word(choice): choice for choice in dimension.choices}
-        return words[trial.suggest_categorical(key, list(words))]
+        stored = {storable(choice): choice for choice in dimension.choices}
+        return stored[trial.suggest_categorical(key, list(stored))]
     low, high, step = dimension.low, dimension.high, dimension.step
     assert low is not None and high is not None
     if kind is int:
@@ -30,13 +29,13 @@ def suggest(trial: optuna.Trial, key: str, dimension: Dimension, kind: type[int]
     return float(f"{value:.12g}")  # 0.3, not 0.30000000000000004
 
 
-def word(choice: Any) -> Any:
-    """A choice as a database can keep it."""
+def storable(choice: Any) -> Any:
+    """A choice as a database can store it."""
     return choice if choice is None or isinstance(choice, (bool, int, float, str)) else json.dumps(choice)
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """The last words of each path, as many as tell it from the others: merge_ratio, token_merger.lr."""
+    """The last words of each path, as few as make it unique: merge_ratio, token_merger.lr."""
     paths = [key.split(".") for key in keys]
     names = {}
     for path in paths:
@@ -50,47 +49,49 @@ def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def with_values(data: Mapping[str, Any], values: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    """The file with other values for some keys, and the search in it turned off."""
-    made = copy.deepcopy(dict(data))
+def with_values(data: Mapping[str, Any], values: Mapping[str, Any], output: tuple[str, Path]) -> dict[str, Any]:
+    """The file with other values for some keys, another output (its key and the folder), and its search turned off."""
+    trial_data = copy.deepcopy(dict(data))
     for key, value in values.items():
         *above, last = search_space.key_path(key)
-        inner: Any = made
-        for part in above:
-            if isinstance(inner, dict) and not isinstance(part, int) and inner.get(part) is None:
-                inner[part] = {}
-            inner = _at(inner, part, key)
+        inner: Any = trial_data
+        for step in above:
+            if isinstance(inner, dict) and not isinstance(step, int) and inner.get(step) is None:
+                inner[step] = {}
+            inner = _at(inner, step, key)
         if isinstance(inner, list):
             _at(inner, last, key)
         inner[last] = value
-    made["OUTPUT_DIR" if set(config.REID) & set(made) else "output"] = str(output)
-    if "manager_settings" in made:
-        made["manager_settings"] = {k: v for k, v in made["manager_settings"].items() if k != "storage"} | {"mode": "single"}
-    if "search_settings" in made:
-        made["search_settings"] = made["search_settings"] | {"enable": False}
-    return made
+    trial_data[output[0]] = str(output[1])
+    if "manager_settings" in trial_data:
+        trial_data["manager_settings"] = {k: v for k, v in trial_data["manager_settings"].items() if k != "storage"} | {
+            "mode": "single"
+        }
+    if "search_settings" in trial_data:
+        trial_data["search_settings"] = trial_data["search_settings"] | {"enable": False}
+    return trial_data
 
 
-def _at(inner: Any, part: int | str, key: str) -> Any:
+def _at(inner: Any, step: int | str, key: str) -> Any:
     try:
-        return inner[part]
+        return inner[step]
     except (KeyError, IndexError, TypeError):
-        raise UserError(f"search_settings.space: {key}: the file has no {part} there; write the whole list out in it") from None
+        raise UserError(f"search_settings.space: {key}: the file has no {step} there; write the whole list out in it") from None
 
 
 def numbers(result: Mapping[str, Any], above: str = "") -> dict[str, float | None]:
-    """The numbers of a result by their paths; None where one was not finite."""
-    found: dict[str, float | None] = {}
+    """The numbers of a result by their paths; None for those that were not finite."""
+    values: dict[str, float | None] = {}
     for key, value in result.items():
         if isinstance(value, Mapping):
-            found |= numbers(value, f"{above}{key}.")
+            values |= numbers(value, f"{above}{key}.")
         elif value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-            found[f"{above}{key}"] = value
-    return found
+            values[f"{above}{key}"] = value
+    return values
 
 
 def objective_values(folder: Path, objectives: Sequence[Objective]) -> list[float]:
-    """What a finished trial reached. UserError if its result has no such number; ValueError if it was not finite."""
+    """The objectives of a finished trial. UserError if its result has no such number; ValueError if one is not finite."""
     path = folder / "result.json"
     measured = numbers(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     values = []
@@ -100,7 +101,7 @@ def objective_values(folder: Path, objectives: Sequence[Objective]) -> list[floa
             hint = did_you_mean(objective.name, measured)
             raise UserError(
                 f"search_settings.objectives: {path} has no number {objective.name!r}; it has {known}.{hint} "
-                "Correct it and begin again with another --output"
+                "Correct it and start again with another --output"
             )
         value = measured[objective.name]
         if value is None:

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The Optuna study of a search: its database, pruner and trials."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve import provenance
-from tokensieve.config import schema
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Search
 from tokensieve.errors import UserError, one_line
@@ -18,22 +17,22 @@ if TYPE_CHECKING:
     import optuna
 
 
-OWNER = "TOKENSIEVE_SEARCH"  # the variable that tells a worker the search it belongs to, by its process id
-HEARTBEAT = 10  # seconds from one sign of life to the next; after six without one a trial is begun again
+OWNER = "TOKENSIEVE_SEARCH"  # environment variable with the process id of the search that a worker belongs to
+HEARTBEAT = 10  # seconds between heartbeats; a trial without one for six of them is started again
 RETRIES = 5
-INVALID = "invalid: "  # how the reason of a trial begins whose values make no valid file
+INVALID = "invalid: "  # prefix of the reason of a trial whose values do not make a valid file
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Without Optuna's remarks on what is experimental in it."""
+    """Silence Optuna's warnings about its experimental features."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def import_optuna() -> Any:
-    """Optuna, or a UserError that says how to get it."""
+    """Optuna, or a UserError with the command that installs it."""
     try:
         import optuna
     except ImportError:
@@ -43,7 +42,7 @@ def import_optuna() -> Any:
 
 
 def storage(url: str) -> optuna.storages.RDBStorage:
-    """The database of a study, which notes whether trials are alive and queues those again that are not."""
+    """The database of a study. It records heartbeats, and trials whose heartbeats stop are queued again."""
     patience = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
         with without_warnings():
@@ -55,14 +54,14 @@ def storage(url: str) -> optuna.storages.RDBStorage:
                 heartbeat_stale_trial_callback=requeue_callback(RETRIES),
             )
     except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own
-        told = one_line(error)
-        raise UserError(f"manager_settings.storage: {url.split('://')[0]}://... cannot be opened ({told[:300]})") from None
+        reason = one_line(error, 300)
+        raise UserError(f"manager_settings.storage: {url.split('://')[0]}://... cannot be opened ({reason})") from None
 
 
-def requeue_callback(most: int | None) -> Any:
-    """What queues a trial again that was cut off, at most so many times."""
+def requeue_callback(max_retry: int | None) -> Any:
+    """The callback that queues an interrupted trial again, at most this many times (None: always)."""
     with without_warnings():
-        return import_optuna().storages.RetryHeartbeatStaleTrialCallback(max_retry=most, inherit_intermediate_values=True)
+        return import_optuna().storages.RetryHeartbeatStaleTrialCallback(max_retry=max_retry, inherit_intermediate_values=True)
 
 
 def pruner(search: Search) -> optuna.pruners.BasePruner:
@@ -74,22 +73,22 @@ def pruner(search: Search) -> optuna.pruners.BasePruner:
 
 
 def first_number(trial: optuna.trial.FrozenTrial) -> int:
-    """The number under which a trial was first begun; its folder has this name."""
+    """The number of a trial's first start, which is the name of its folder."""
     number = trial.system_attrs.get("failed_trial")
     return trial.number if number is None else int(number)
 
 
 def distinct_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    """Every trial once: of one that was begun several times, the last."""
+    """Every trial once: of one that was started several times, the last."""
     last = {first_number(trial): trial for trial in study.get_trials(deepcopy=False)}
     return [last[number] for number in sorted(last)]
 
 
 def open_study(data: Mapping[str, Any], config: Training, folder: Path, name: str) -> optuna.Study:
-    """The study of this file: a new one, or the one that was begun with the same space, objectives and other keys."""
+    """The study of this file: a new one, or the one that was started with the same space, objectives and other keys."""
     manager, search = config.manager_settings, config.search_settings
     url = manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}"
-    changing = ("manager_settings", "search_settings", *schema.OUTPUT_KEYS)
+    changing = ("manager_settings", "search_settings", config.output_key)
     same = {key: value for key, value in data.items() if key not in changing}
     dumped = search.model_dump(mode="json")
     decided = {"space": dumped["space"], "objectives": dumped["objectives"], "other keys": same}
@@ -102,18 +101,18 @@ def open_study(data: Mapping[str, Any], config: Training, folder: Path, name: st
             pruner=pruner(search),
             load_if_exists=True,
         )
-    begun = study.user_attrs.get("tokensieve")
-    if begun is None:
+    started = study.user_attrs.get("tokensieve")
+    if started is None:
         if any((folder / "trials").glob("*")):
             raise UserError(f"{folder} holds the trials of another study; give another folder with --output")
         study.set_user_attr("tokensieve", prints)
-    elif begun != prints:
-        other = " and ".join(key for key in prints if begun.get(key) != prints[key])
+    elif started != prints:
+        other = " and ".join(key for key in prints if started.get(key) != prints[key])
         raise UserError(
-            f"the study {name!r} was begun with another {other}; restore them, or begin a new one with --output"
+            f"the study {name!r} was started with another {other}; restore them, or start a new one with --output"
             f"{' and manager_settings.study_name' if manager.storage else ''}"
         )
-    seed = [search.seed, len(study.get_trials(deepcopy=False))]  # not the same draws again when a study goes on
+    seed = [search.seed, len(study.get_trials(deepcopy=False))]  # a continued study does not repeat its draws
     with without_warnings():
         study.sampler = import_optuna().samplers.TPESampler(seed=_mixed(seed), constant_liar=True)
     return study

@@ -1,8 +1,7 @@
-"""One trial of a search: a process of its own that trains what the trial's config.yaml says and tells how it ended.
+"""One trial of a search: a process that trains the trial's config.yaml and writes how it ended to outcome.json.
 
-Started by search.py, by torchrun where a trial has several GPUs. Only process 0 talks to Optuna: it reports what was measured
-on the way, and ends the training if Optuna finds it not worth finishing. outcome.json says how it ended; a process that is
-killed leaves none, which is how the search knows.
+Started by workers.py, through torchrun where a trial has several GPUs. Only process 0 talks to Optuna: it reports every
+evaluation, and stops the training if Optuna prunes the trial. A process that is killed leaves no outcome.json.
 """
 
 from __future__ import annotations
@@ -19,45 +18,49 @@ from pathlib import Path
 from tokensieve import training
 from tokensieve.config import load
 from tokensieve.errors import ProcessLostError, UserError, one_line
+from tokensieve.plugins import load_plugin
 from tokensieve.search import space
 from tokensieve.search.study import OWNER, import_optuna, pruner, storage, without_warnings
 
-PRUNED = "pruned: "  # how the message of a UserError begins that ends a trial which is not worth finishing
+PRUNED = "pruned: "  # prefix of the UserError that stops a pruned trial
 
 
 def main(argv: Sequence[str]) -> int:
+    """argv: the snapshot of the search's file, the trial's folder, its id in the database, and files of plug-ins."""
     snapshot, folder, trial_id = Path(argv[0]), Path(argv[1]), int(argv[2])
-    threading.Thread(target=_end_with, args=(os.getppid(), int(os.environ[OWNER])), daemon=True).start()
-    leads = os.environ.get("RANK", "0") == "0"
-    report = reporter(snapshot, trial_id) if leads else _listen
+    for plugin in argv[3:]:
+        load_plugin(plugin)
+    threading.Thread(target=_exit_with, args=(os.getppid(), int(os.environ[OWNER])), daemon=True).start()
+    is_main = os.environ.get("RANK", "0") == "0"
+    report = reporter(snapshot, trial_id) if is_main else _ignore
     try:
         training.run(folder / "config.yaml", resume=True, output=folder, quiet=True, report=report)
-    except ProcessLostError as error:  # the process that ended first has told why, or was killed
+    except ProcessLostError as error:  # the process that ended first has written why, or was killed
         print(error, file=sys.stderr)
         return 1
     except (SystemExit, KeyboardInterrupt) as error:
-        return _tell(folder, "interrupted", "", int(getattr(error, "code", 130)))
+        return _write_outcome(folder, "interrupted", "", int(getattr(error, "code", 130)))
     except Exception as error:
         if isinstance(error, UserError) and str(error).startswith(PRUNED):
-            return _tell(folder, "pruned", str(error).removeprefix(PRUNED), 0)
+            return _write_outcome(folder, "pruned", str(error).removeprefix(PRUNED), 0)
         traceback.print_exc()
-        told = str(error) if isinstance(error, UserError) else " ".join(f"{type(error).__name__}: {error}".split())
-        return _tell(folder, "failed", told, 1)
-    return _tell(folder, "complete", "", 0) if leads else 0
+        reason = str(error) if isinstance(error, UserError) else one_line(f"{type(error).__name__}: {error}")
+        return _write_outcome(folder, "failed", reason, 1)
+    return _write_outcome(folder, "complete", "", 0) if is_main else 0
 
 
 def reporter(snapshot: Path, trial_id: int) -> Callable[[int, Mapping[str, float]], None]:
-    """What hands the numbers of each evaluation to Optuna, and ends the training if it has seen enough."""
+    """A function that reports each evaluation to Optuna, and stops the training if Optuna prunes the trial."""
     config = load(snapshot)
     manager, settings = config.manager_settings, config.search_settings
     if settings.pruner == "none" or len(settings.objectives) > 1:  # Optuna prunes by a single number
-        return _listen
+        return _ignore
     optuna, name = import_optuna(), settings.objectives[0].name
     with without_warnings():
         study = optuna.load_study(
             study_name=manager.study_name,
             storage=storage(manager.storage),
-            sampler=optuna.samplers.RandomSampler(),  # all values of the trial are chosen
+            sampler=optuna.samplers.RandomSampler(),  # all values of the trial are drawn already
             pruner=pruner(settings),
         )
         trial = optuna.trial.Trial(study, trial_id)
@@ -70,21 +73,21 @@ def reporter(snapshot: Path, trial_id: int) -> Callable[[int, Mapping[str, float
             with without_warnings():
                 trial.report(value, step)
                 behind = trial.should_prune()
-        except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own; all processes must hear of it
-            told = one_line(error)
-            raise UserError(f"step {step}: the study's database could not be told {name} ({told[:300]})") from error
+        except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own; a UserError reaches all processes
+            reason = one_line(error, 300)
+            raise UserError(f"step {step}: {name} could not be written to the study's database ({reason})") from error
         if behind:
             raise UserError(f"{PRUNED}{name} {value:.6g} after step {step} is behind other trials")
 
     return report
 
 
-def _listen(step: int, numbers: Mapping[str, float]) -> None:
-    """Nothing to say."""
+def _ignore(step: int, numbers: Mapping[str, float]) -> None:
+    """No report: Optuna does not prune, or this is not process 0."""
 
 
-def _tell(folder: Path, state: str, reason: str, code: int) -> int:
-    """Leave word of the end, unless another process of the trial did."""
+def _write_outcome(folder: Path, state: str, reason: str, code: int) -> int:
+    """Write how the trial ended, unless another process of the trial has done so."""
     try:
         with (folder / "outcome.json").open("x", encoding="utf-8") as file:
             json.dump({"state": state, "reason": reason}, file)
@@ -93,15 +96,15 @@ def _tell(folder: Path, state: str, reason: str, code: int) -> int:
     return code
 
 
-def _end_with(parent: int, owner: int) -> None:
-    """End when the process that started this one, or the search, is gone, so that no trial is trained twice at a time."""
+def _exit_with(parent: int, owner: int) -> None:
+    """Exit when the parent process or the search is gone, so that no trial is trained twice at the same time."""
     while os.getppid() == parent and _lives(owner):
         time.sleep(1)
     os._exit(1)
 
 
 def _lives(process: int) -> bool:
-    """Whether a process is there; one that is dead but not collected yet (a zombie) is not."""
+    """Whether a process is alive; a zombie is not."""
     try:
         os.kill(process, 0)
         return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"

@@ -1,12 +1,13 @@
-"""`tokensieve search CONFIG`: Optuna tries values for the keys that the file's search block names, a training for each.
+"""`tokensieve search CONFIG`: Optuna searches over the keys that search_settings name, with a training for each trial.
 
     <output>/study.db               all trials (SQLite; or the database that manager_settings.storage names)
     <output>/trials/<number>/       a trial: config.yaml, and all that `tokensieve train` writes, result.json with its numbers
-    <output>/best.yaml, trials.csv, *.png    written at the end (search_results.py)
+    <output>/best.yaml, trials.csv, *.png    written at the end (results.py)
 
 This process asks Optuna for values, writes the trial's folder, and starts a worker process for it on the CPU or on its GPUs
-(search_trial.py). A trial whose worker dies is begun again, from its checkpoint. If this process dies too, the heartbeats of
-its trials stop, and they are begun again by whoever gives the command next. One process asks, so trials are never too many.
+(trial.py). A trial whose worker dies is started again, from its checkpoint. If this process dies too, the heartbeats of its
+trials stop, and the next search of the same study starts them again. Only this process asks for values, so there are never too
+many trials.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tokensieve.config import document, search_space
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Manager
 from tokensieve.errors import UserError
+from tokensieve.plugins import plugin_files
 from tokensieve.search.space import objective_values, short, short_names, suggest, with_values, yaml_text
 from tokensieve.search.study import (
     HEARTBEAT,
@@ -51,20 +53,20 @@ if TYPE_CHECKING:
 WORKER = ("-m", "tokensieve.search.trial")
 PAUSE = 0.2
 CPU = "the CPU"
-GRACE = 60  # seconds that a worker has to save a checkpoint when it is told to stop
-MAX_FAILED, MAX_INVALID = 3, 10  # so many failures, or failures and invalid trials, and nothing else end the search
+GRACE = 60  # seconds that a worker has to save a checkpoint when the search stops
+MAX_FAILED, MAX_INVALID = 3, 10  # the search stops after this many failed, or failed and invalid, trials if there are no others
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one trial at a time: environment variables of its worker, and in how many processes it trains."""
+    """Room for one trial at a time: environment variables of its worker, and the number of its processes."""
 
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)
     processes: int = 1
 
     def command(self, snapshot: Path, folder: Path, trial_id: int) -> list[str]:
-        task = [*WORKER, str(snapshot), str(folder), str(trial_id)]
+        task = [*WORKER, str(snapshot), str(folder), str(trial_id), *plugin_files()]
         if self.processes == 1:
             return [sys.executable, *task]
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.processes}"]
@@ -72,7 +74,7 @@ class Slot:
 
 
 def find_slots(manager: Manager, gpus: Sequence[str]) -> list[Slot]:
-    """Room for workers: groups of the GPUs that may be used (`gpus`: what CUDA calls those there are), else the CPU."""
+    """Slots for workers: groups of the GPUs that may be used, else the CPU. gpus: the names of those CUDA sees."""
     if not manager.available_gpus or not gpus:
         count = manager.n_workers or 1
         threads = max(1, (os.cpu_count() or 1) // count)
@@ -80,7 +82,7 @@ def find_slots(manager: Manager, gpus: Sequence[str]) -> list[Slot]:
         return [Slot(CPU, variables)] * count
     beyond = [number for number in manager.available_gpus if number >= len(gpus)]
     if beyond:
-        raise UserError(f"manager_settings.available_gpus: {beyond} are not there; there are {list(range(len(gpus)))}")
+        raise UserError(f"manager_settings.available_gpus: {beyond} do not exist; there are {list(range(len(gpus)))}")
     each = manager.gpus_per_subtask
     groups = [manager.available_gpus[i : i + each] for i in range(0, len(manager.available_gpus) - each + 1, each)]
     return [
@@ -90,11 +92,11 @@ def find_slots(manager: Manager, gpus: Sequence[str]) -> list[Slot]:
 
 
 def cuda_devices() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES would call the GPUs that this process sees."""
+    """The GPUs that this process sees, by their names for CUDA_VISIBLE_DEVICES."""
     import torch
 
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return seen or [str(i) for i in range(torch.cuda.device_count())]
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return visible or [str(i) for i in range(torch.cuda.device_count())]
 
 
 @dataclass
@@ -104,12 +106,12 @@ class Running:
     trial: optuna.Trial
     number: int
     folder: Path
-    place: Slot
+    slot: Slot
     process: subprocess.Popen[bytes]
 
 
 class Searching:
-    """A search on its way: the study, the room for workers, and the trials that run."""
+    """A search: the study, the free slots, and the running trials."""
 
     def __init__(self, path: Path, folder: Path, quiet: bool) -> None:
         self.optuna = import_optuna()
@@ -120,69 +122,70 @@ class Searching:
             raise UserError(f"{path}: search_settings.space: {search_space.nothing_to_search(type(self.config))}")
         self.data, self.folder, self.quiet = document.Document(path).data, folder, quiet
         self.schema = type(self.config)
-        with_values(self.data, dict.fromkeys(self.search.space), folder)  # a UserError if a key has no place in the file
+        with_values(self.data, dict.fromkeys(self.search.space), (self.schema.output_key, folder))  # are all paths in the file?
         self.free = find_slots(manager, cuda_devices() if manager.available_gpus else [])
         if manager.available_gpus and self.free[0].name == CPU:
-            self.say(f"no CUDA device is there: trials run on the CPU, {len(self.free)} at a time")
+            self.print(f"there is no CUDA device: trials run on the CPU, {len(self.free)} at a time")
         folder.mkdir(parents=True, exist_ok=True)
         name = manager.study_name or path.stem
         self.study = open_study(self.data, self.config, folder, name)
         self.storage = storage_of(self.study)
         self.running: list[Running] = []
-        self.began, self.beaten = time.monotonic(), -math.inf
-        found = {"storage": manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}", "study_name": name}
-        settings = self.data | {"manager_settings": self.data.get("manager_settings", {}) | found}
-        self.snapshot = folder / "search.yaml"  # what the workers read, whatever happens to the file meanwhile
+        self.began, self.last_heartbeat = time.monotonic(), -math.inf
+        study = {"storage": manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}", "study_name": name}
+        settings = self.data | {"manager_settings": self.data.get("manager_settings", {}) | study}
+        self.snapshot = folder / "search.yaml"  # the workers read this copy: the file may change
         files.write_text(self.snapshot, yaml_text(settings))
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
+        """A line above the progress bar."""
         if not self.quiet:
             from tqdm import tqdm
 
             tqdm.write(text, file=sys.stderr)
 
-    def go(self) -> None:
-        """Do all trials that are still to be done. Whatever ends it, no worker is left."""
+    def run(self) -> None:
+        """Run all trials that are left. Whatever ends it, no worker stays behind."""
         from tqdm import tqdm
 
         with tqdm(total=self.search.n_trials, disable=self.quiet, unit="trial", dynamic_ncols=True) as self.bar:
             try:
-                while self.move():
+                while self.advance():
                     time.sleep(PAUSE)
             except BaseException:
                 self.stop()
                 raise
 
-    def move(self) -> bool:
-        """Look after what runs, and fill the room there is. False once nothing is left to do."""
+    def advance(self) -> bool:
+        """Record trials that ended, send heartbeats, and start trials in free slots. False once nothing is left to do."""
         ended = [one for one in self.running if one.process.poll() is not None]
         for one in ended:
-            self.settle(one)
-        beat = time.monotonic() - self.beaten > HEARTBEAT
-        if beat:
-            self.beaten = time.monotonic()
+            self.record_end(one)
+        due = time.monotonic() - self.last_heartbeat > HEARTBEAT
+        if due:
+            self.last_heartbeat = time.monotonic()
             for one in self.running:
                 self.storage.record_heartbeat(one.trial._trial_id)
             with without_warnings():
                 self.optuna.storages.fail_stale_trials(self.study)
-        if not (ended or beat):  # nothing can have changed, and asking a database costs
+        if not (ended or due):  # nothing can have changed, and a database query costs
             return True
         left = True
         while self.free and left:
             left = self.start(self.free[0])
-        return left or bool(self.running) or self.others()
+        return left or bool(self.running) or self.others_run()
 
-    def others(self) -> bool:
-        """Whether trials run elsewhere: they end, or their heartbeats do, and then they are to be done here."""
+    def others_run(self) -> bool:
+        """Whether trials run elsewhere. They end, or their heartbeats stop and they are started again here."""
         states = self.optuna.trial.TrialState
-        return not self.late and any(self.study.get_trials(deepcopy=False, states=(states.RUNNING, states.WAITING)))
+        return not self.is_late and any(self.study.get_trials(deepcopy=False, states=(states.RUNNING, states.WAITING)))
 
     @property
-    def late(self) -> bool:
+    def is_late(self) -> bool:
         return self.search.timeout is not None and time.monotonic() - self.began > self.search.timeout
 
-    def start(self, place: Slot) -> bool:
-        """Begin the next trial there. False if there is none. Values that make an invalid file end a trial at once."""
+    def start(self, slot: Slot) -> bool:
+        """Start the next trial in a slot. False if there is none. A trial whose values make an invalid file ends at once."""
         while (trial := self.next_trial()) is not None:
             number = first_number(self.study.get_trials(deepcopy=False)[trial.number])
             folder = self.folder / "trials" / str(number)
@@ -192,54 +195,56 @@ class Searching:
                     for key, dimension in self.search.space.items()
                 }
             folder.mkdir(parents=True, exist_ok=True)
-            files.write_text(folder / "config.yaml", yaml_text(with_values(self.data, values, folder)))
+            files.write_text(
+                folder / "config.yaml", yaml_text(with_values(self.data, values, (self.schema.output_key, folder)))
+            )
             try:
                 config.check_files(folder / "config.yaml", config.load(folder / "config.yaml"))
             except UserError as error:
                 self.end(trial, number, "PRUNED", f"{INVALID}{error}")
-                self.check_fruit()
+                self.stop_if_all_fail()
                 continue
             (folder / "outcome.json").unlink(missing_ok=True)
             with (folder / "worker.log").open("ab") as log:
                 process = subprocess.Popen(
-                    place.command(self.snapshot, folder, trial._trial_id),
+                    slot.command(self.snapshot, folder, trial._trial_id),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **place.variables, OWNER: str(os.getpid())},
-                    start_new_session=True,  # so that Ctrl-C comes here, and from here to the workers
+                    env={**os.environ, **slot.variables, OWNER: str(os.getpid())},
+                    start_new_session=True,  # Ctrl-C reaches this process only, which stops the workers
                 )
-            self.free.remove(place)
-            self.running.append(Running(trial, number, folder, place, process))
-            self.told()
+            self.free.remove(slot)
+            self.running.append(Running(trial, number, folder, slot, process))
+            self.update_progress_bar()
             return True
         return False
 
     def next_trial(self) -> optuna.Trial | None:
-        """One that waits to be begun again, or a new one as long as there are fewer than n_trials."""
+        """A trial that waits to be started again, or a new one as long as there are fewer than n_trials."""
         states = self.optuna.trial.TrialState
         trials = self.study.get_trials(deepcopy=False)
         waits = any(trial.state == states.WAITING for trial in trials)
         new = len({first_number(trial) for trial in trials}) < self.search.n_trials
-        if self.late or not (waits or new):
+        if self.is_late or not (waits or new):
             return None
         with without_warnings():
             trial: optuna.Trial = self.study.ask()
         self.storage.record_heartbeat(trial._trial_id)
         return trial
 
-    def settle(self, one: Running) -> None:
-        """A worker has ended: its trial is complete, pruned, failed, or to be done again."""
+    def record_end(self, one: Running) -> None:
+        """Record the end of a worker: its trial is complete, pruned, failed, or started again."""
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(one.process.pid, signal.SIGKILL)  # whatever it may have left
+            os.killpg(one.process.pid, signal.SIGKILL)  # child processes it may have left
         self.running.remove(one)
-        self.free.append(one.place)
+        self.free.append(one.slot)
         outcome, code = _outcome(one.folder), one.process.returncode
-        if outcome is None and code > 0 and one.place.processes == 1:  # not killed: it could not even begin
+        if outcome is None and code > 0 and one.slot.processes == 1:  # not killed: it could not even start
             self.end(one.trial, one.number, "FAIL", f"its process ended with {code}: {_last_line(one.folder / 'worker.log')}")
         elif outcome is None or outcome["state"] == "interrupted":
-            why = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with {code}"
-            self.begin_again(one, "interrupted" if outcome else why)
+            reason = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with {code}"
+            self.restart(one, "interrupted" if outcome else reason)
         elif outcome["state"] == "complete":
             try:
                 self.end(one.trial, one.number, "COMPLETE", values=objective_values(one.folder, self.search.objectives))
@@ -250,41 +255,43 @@ class Searching:
                 self.end(one.trial, one.number, "FAIL", str(error))
         else:
             self.end(one.trial, one.number, {"pruned": "PRUNED", "failed": "FAIL"}[outcome["state"]], outcome["reason"])
-        self.check_fruit()
+        self.stop_if_all_fail()
 
-    def begin_again(self, one: Running, why: str) -> None:
+    def restart(self, one: Running, reason: str) -> None:
+        """Queue a trial again that did not end by itself."""
         states = self.optuna.trial.TrialState
-        with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another process saw it die as well
-            one.trial.set_user_attr("reason", why)
+        with suppress(self.optuna.exceptions.UpdateFinishedTrialError):  # another process has recorded it
+            one.trial.set_user_attr("reason", reason)
             self.storage.set_trial_state_values(one.trial._trial_id, state=states.FAIL)
             with without_warnings():
-                requeue_callback(None if why == "interrupted" else RETRIES)(
+                requeue_callback(None if reason == "interrupted" else RETRIES)(
                     self.study, self.storage.get_trial(one.trial._trial_id)
                 )
         waiting = self.study.get_trials(deepcopy=False, states=(states.WAITING, states.RUNNING))
         queued = any(first_number(trial) == one.number for trial in waiting)
-        then = "it is to be begun again, from its last checkpoint" if queued else f"{RETRIES} times begun again, it is given up"
-        self.say(f"trial {one.number}: {why}; {then} (log in {one.folder}/worker.log)")
-        self.told()
+        then = "it is started again from its last checkpoint" if queued else f"given up after {RETRIES} restarts"
+        self.print(f"trial {one.number}: {reason}; {then} (log in {one.folder}/worker.log)")
+        self.update_progress_bar()
 
-    def end(self, trial: optuna.Trial, number: int, state: str, why: str = "", values: Sequence[float] | None = None) -> None:
+    def end(
+        self, trial: optuna.Trial, number: int, state: str, reason: str = "", values: Sequence[float] | None = None
+    ) -> None:
         with (
             without_warnings(),
             suppress(self.optuna.exceptions.UpdateFinishedTrialError),
-        ):  # this one slept, and another gave it up
-            if why:
-                trial.set_user_attr("reason", why[:1000])
+        ):  # this process slept, and another gave the trial up
+            if reason:
+                trial.set_user_attr("reason", reason[:1000])
             self.study.tell(trial, values, state=self.optuna.trial.TrialState[state], skip_if_finished=True)
         names = short_names(trial.params)
-        shown = " ".join(f"{names[key]}={short(value)}" for key, value in trial.params.items())
+        parameters = " ".join(f"{names[key]}={short(value)}" for key, value in trial.params.items())
         if values is not None:
             named = zip(self.search.objectives, values, strict=True)
-            why = ", ".join(f"{objective.name} {value:.6g}" for objective, value in named)
-        self.say(f"trial {number}: {state.lower() + ': ' if values is None else ''}{why} ({shown})")
-        self.told()
+            reason = ", ".join(f"{objective.name} {value:.6g}" for objective, value in named)
+        self.print(f"trial {number}: {state.lower() + ': ' if values is None else ''}{reason} ({parameters})")
+        self.update_progress_bar()
 
-    def told(self) -> None:
-        """Bring the bar up to date."""
+    def update_progress_bar(self) -> None:
         done = [trial for trial in distinct_trials(self.study) if trial.state.is_finished()]
         self.bar.n = len(done)
         words = [f"{len(self.running)} running"]
@@ -293,23 +300,23 @@ class Searching:
             words.append(f"best {self.search.objectives[0].name} {self.study.best_value:.6g}")
         self.bar.set_postfix_str(", ".join(words))
 
-    def check_fruit(self) -> None:
-        """A UserError if trials do nothing but fail."""
+    def stop_if_all_fail(self) -> None:
+        """A UserError if all trials fail."""
         done = [trial for trial in distinct_trials(self.study) if trial.state.is_finished()]
         failed = [trial for trial in done if trial.state.name == "FAIL"]
         bad = [trial for trial in done if trial in failed or trial.user_attrs.get("reason", "").startswith(INVALID)]
         if len(bad) == len(done) and (len(failed) >= MAX_FAILED or len(bad) >= MAX_INVALID):
-            why = (failed or bad)[-1].user_attrs.get("reason")
+            reason = (failed or bad)[-1].user_attrs.get("reason")
             raise UserError(
-                f"all of the first {len(done)} trials failed, the last because: {why}; see {self.folder / 'trials'}"
+                f"all of the first {len(done)} trials failed, the last because: {reason}; see {self.folder / 'trials'}"
             )
 
     def stop(self) -> None:
-        """Let the workers save their checkpoints and end; their trials wait to be begun again."""
+        """Let the workers save their checkpoints and end; their trials are queued again."""
         for one in self.running:
             one.process.terminate()
         if self.running:
-            self.say(f"stopping {len(self.running)} trials")
+            self.print(f"stopping {len(self.running)} trials")
         end = time.monotonic() + GRACE
         try:
             for one in self.running:
@@ -321,19 +328,19 @@ class Searching:
                     with suppress(ProcessLookupError):
                         os.killpg(one.process.pid, signal.SIGKILL)
                     one.process.wait()
-                with suppress(UserError):  # what ended the search is told already
-                    self.settle(one)
+                with suppress(UserError):  # the error that ended the search is reported already
+                    self.record_end(one)
 
 
 def _outcome(folder: Path) -> dict[str, str] | None:
-    """What a worker said at its end; None if it could not."""
+    """How a worker ended, as it wrote itself; None if it could not."""
     try:
-        said: dict[str, str] = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
-        return said
+        outcome: dict[str, str] = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
+        return outcome
     except (OSError, ValueError):
         return None
 
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")

@@ -1,9 +1,9 @@
 """Checkpoints that survive a kill at any moment: written aside, hashed, renamed; the last two and the best are kept.
 
 A checkpoint is a folder `step-00001200`, or `best`, with tensors.safetensors, state.json and manifest.json. The manifest holds
-the SHA-256 of the other two and is written last, so a folder is either whole and proven or it is not a checkpoint.
-Nothing in it is ever unpickled. What others shall read, plain state dicts such as `token_merger_step_1200.pt`, lies beside the
-folders (and inside of `best`), for the same steps; we never read them.
+the SHA-256 of the other two and is written last, so a folder is either complete and verified or not a checkpoint. Nothing is
+unpickled. Plain state dicts for other programs, such as `token_merger_step_1200.pt`, are written beside the folders (and into
+`best`) for the same steps; they are never read here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
 
 
 class BrokenCheckpoint(ValueError):
-    """The folder is not what was once written: a file is missing, cut short or changed."""
+    """A folder that differs from what was written: a file is missing, truncated or changed."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     step: int  # steps done
-    state: Any  # what was given to `save`
+    state: Any  # the argument of `save`
     folder: Path
 
 
@@ -45,14 +45,14 @@ StateDicts = Mapping[str, Mapping[str, Tensor]]
 def save(run: Path, step: int, state: Any, exports: StateDicts | None = None) -> Path:
     """Write `state` (nested dicts, lists, tuples of tensors and plain values) after `step` steps; drop older ones.
 
-    Raises OSError when it cannot be written and FloatingPointError when a tensor is not finite; the ones before stay.
-    The state dicts of `exports` go first: a step that can be resumed has its own.
+    Raises OSError when it cannot be written and FloatingPointError when a tensor is not finite; earlier checkpoints stay.
+    The state dicts of `exports` are written first, so that every step that can be resumed has its own.
     """
     final = _prepare(run, f"step-{step:08d}")
     packed = _checked(step, state)
     for name, content in _exported(exports, step):
         aside = run / f"{_UNFINISHED}{name}"
-        _put(aside, content)
+        _write_synced(aside, content)
         aside.rename(run / name)
     _write(final, step, *packed, {})
     for old in _folders(run)[:-KEPT]:
@@ -63,19 +63,19 @@ def save(run: Path, step: int, state: Any, exports: StateDicts | None = None) ->
 
 
 def save_best(run: Path, step: int, state: Any, exports: StateDicts | None = None) -> Path:
-    """Write the same as `save`, into the one folder `best`, in place of what it held."""
+    """Write the same as `save` into the folder `best`, in place of its earlier content."""
     final = _prepare(run, BEST)
     _write(final, step, *_checked(step, state), dict(_exported(exports, step)))
     return final
 
 
 def other_files(run: Path) -> list[Path]:
-    """What lies where `save` and `save_best` write, beside the checkpoints of steps: state dicts, and the best."""
+    """Files of `save` and `save_best` other than checkpoints of steps: state dicts, and the best."""
     return [path for path in (*run.glob(_file("*", "*")), run / BEST) if path.exists()]
 
 
 def clean_up(run: Path) -> None:
-    """Clear away what a kill left unfinished; bring back a folder whose replacement did not come."""
+    """Remove what a kill left unfinished, and restore a folder whose replacement was not completed."""
     for old in run.glob(f"{_REPLACED}*"):
         final = run / old.name.removeprefix(_REPLACED)
         if final.exists():
@@ -96,7 +96,7 @@ def _prepare(run: Path, name: str) -> Path:
 
 
 def _checked(step: int, state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """The state in two parts, what JSON can say and the tensors, all of them finite."""
+    """The state as JSON values and tensors, which have to be finite."""
     tensors: dict[str, Tensor] = {}
     plain = _pack(state, "", tensors)
     bad = [name for name, t in tensors.items() if t.is_floating_point() and not bool(t.isfinite().all())]
@@ -120,20 +120,20 @@ def _file(name: str, step: int | str) -> str:
 
 
 def _write(final: Path, step: int, plain: Any, tensors: dict[str, Tensor], files: dict[str, bytes]) -> None:
-    """Make the folder aside, then put it in its place, where there may be one already."""
+    """Write the folder aside, then rename it, replacing one that exists."""
     aside, old = final.with_name(f"{_UNFINISHED}{final.name}"), final.with_name(f"{_REPLACED}{final.name}")
     aside.mkdir()
     try:
         save_file(tensors, str(aside / _TENSORS))
-    except SafetensorError as error:  # how safetensors tells of a full disk
+    except SafetensorError as error:  # raised when the disk is full
         raise OSError(f"{aside / _TENSORS}: {error}") from error
     (aside / _STATE).write_text(json.dumps({"step": step, "state": plain}, allow_nan=False), encoding="utf-8")
     for name, content in files.items():
-        _put(aside / name, content)
+        _write_synced(aside / name, content)
     digests = {name: _digest(aside / name) for name in (_TENSORS, _STATE)}
     (aside / _MANIFEST).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
-    for place in (aside / _TENSORS, aside / _STATE, aside / _MANIFEST, aside):
-        _sync(place)
+    for path in (aside / _TENSORS, aside / _STATE, aside / _MANIFEST, aside):
+        _sync(path)
     if final.exists():
         final.rename(old)
     aside.rename(final)
@@ -142,7 +142,7 @@ def _write(final: Path, step: int, plain: Any, tensors: dict[str, Tensor], files
         shutil.rmtree(old)
 
 
-def _put(path: Path, content: bytes) -> None:
+def _write_synced(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     _sync(path)
 
@@ -164,7 +164,7 @@ def load(folder: Path) -> Checkpoint:
 
 
 def latest(run: Path) -> tuple[Checkpoint | None, list[BrokenCheckpoint]]:
-    """The newest checkpoint that is whole, or None; and what was wrong with the newer ones that were passed over."""
+    """The newest intact checkpoint, or None; and the errors of newer ones that were skipped."""
     broken: list[BrokenCheckpoint] = []
     for folder in reversed(_folders(run)):
         try:
@@ -191,7 +191,7 @@ def _digest(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Have the kernel put a file's bytes, or a folder's names, on the disk."""
+    """Flush a file's bytes, or a folder's names, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

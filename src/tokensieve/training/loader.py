@@ -1,4 +1,4 @@
-"""Batches that are read ahead by workers, without a trace in what a checkpoint holds."""
+"""Batches that workers read ahead, without an effect on the state of checkpoints."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch.utils.data import DataLoader, Dataset
 
 
 def read_ahead(batches: Dataset[Any], workers: int, each: int | None = None) -> Iterator[Any]:
-    """The items of a data set whose items are batches, in their order. each: how many a worker has ready."""
+    """The items, in order, of a data set of batches. each: how many a worker reads ahead."""
     loader: DataLoader[Any] = DataLoader(
         batches,
         batch_size=None,
         num_workers=workers,
         worker_init_fn=leave_process_group,
-        generator=torch.Generator(),  # its own, so that workers do not move the ones a checkpoint holds
+        generator=torch.Generator(),  # its own, so that workers do not advance the global ones
         prefetch_factor=each if workers else None,
     )
     return iter(loader)
 
 
 def leave_process_group(_worker: int) -> None:
-    """Ctrl-C and `timeout` reach the whole process group; only the loop answers to them, so a worker leaves the group.
+    """Ctrl-C and `timeout` reach the whole process group; only the loop handles them, so a worker leaves the group.
 
-    It does not ignore SIGTERM: after a crash that is how Python ends its children, and it waits until they are gone.
+    It does not ignore SIGTERM: after a crash Python ends its children by it and waits for them.
     """
     if os.name == "posix":
         os.setpgid(0, 0)

@@ -1,7 +1,7 @@
-"""What a run tells of itself: a progress bar, training.log to read, log.jsonl to compute with, curves for TensorBoard.
+"""Logs of a run: a progress bar, training.log for readers, log.jsonl for programs, curves for TensorBoard.
 
 A row of log.jsonl is {"step": 17, "loss": 0.3} for the losses of step 17, counted from 0, or {"step": 199, "evaluation": {...}}
-for what was measured when step 199 was done. Everywhere else a step is the number of steps done, as in the checkpoints' names.
+for the evaluation after step 199. Everywhere else a step is the number of steps done, as in the checkpoints' names.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ ROWS, TEXT, CURVES = "log.jsonl", "training.log", "tensorboard"
 
 
 class Log:
-    """Of a run from step `start` on. Only the process that leads writes; in the others nothing happens."""
+    """The log of a run from step `start` on. Only the main process writes."""
 
-    def __init__(self, run: Path, start: int, steps: int, every: int, quiet: bool, leads: bool) -> None:
+    def __init__(self, run: Path, start: int, steps: int, every: int, quiet: bool, is_main: bool) -> None:
         self.folder, self.start, self.steps, self.every = run / FOLDER, start, steps, every
-        self.quiet, self.is_main = quiet, leads
+        self.quiet, self.is_main = quiet, is_main
 
     def __enter__(self) -> Log:
         if not self.is_main:
             return self
         from torch.utils.tensorboard import SummaryWriter
 
-        with self._room():
+        with self._translate_errors():
             self.rows = (self.folder / ROWS).open("a", buffering=1, encoding="utf-8")
             self.text = (self.folder / TEXT).open("a", buffering=1, encoding="utf-8")
-            # what an earlier process drew beyond the checkpoint is hidden, so the curves go on as one
+            # hides what an earlier process logged after the checkpoint, so that the curves continue
             purge = self.start + 1 if self.start else None
             self.curves = SummaryWriter(str(self.folder / CURVES), purge_step=purge)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.is_main:
-            with self._room() if kind is None else suppress(OSError):  # what went wrong first is what is told
+            with self._translate_errors() if kind is None else suppress(OSError):  # the first error is the one to report
                 self.rows.close()
                 self.text.close()
                 self.curves.close()
 
     def indices(self) -> tqdm[int]:
-        """The indices of the steps, with a bar."""
-        hidden, todo = self.quiet or not self.is_main, range(self.start, self.steps)
-        self.bar = tqdm(todo, initial=self.start, total=self.steps, disable=hidden, unit="step", dynamic_ncols=True)
+        """The indices of the steps, with a progress bar."""
+        hidden, steps = self.quiet or not self.is_main, range(self.start, self.steps)
+        self.bar = tqdm(steps, initial=self.start, total=self.steps, disable=hidden, unit="step", dynamic_ncols=True)
         return self.bar
 
     def losses(self, done: int, losses: Mapping[str, float]) -> None:
         self.bar.set_postfix_str(format_losses(losses), refresh=False)
         if not self.is_main or (done % self.every and done != self.steps):
             return
-        with self._room():
+        with self._translate_errors():
             self._row({"step": done - 1} | {name: round(loss, 6) for name, loss in losses.items()})
             self._line(f"step {done}/{self.steps}  {format_losses(losses, 5)}")
             self._draw("train", done, losses)
@@ -68,17 +68,17 @@ class Log:
         if not self.is_main:
             return
         width = max(map(len, numbers), default=0)
-        with self._room():
+        with self._translate_errors():
             self._row({"step": done - 1, "evaluation": provenance.to_json_value(numbers)})
             rows = "".join(f"\n    {name:<{width}}  {_short(value)}" for name, value in numbers.items())
             self._line(f"evaluation after step {done}{rows}")
             self._draw("evaluation", done, numbers)
             self.curves.flush()
 
-    def say(self, text: str) -> None:
-        """A line in training.log."""
+    def write(self, text: str) -> None:
+        """Write a line to training.log."""
         if self.is_main:
-            with self._room():
+            with self._translate_errors():
                 self._line(text)
 
     def _row(self, row: Mapping[str, Any]) -> None:
@@ -93,13 +93,13 @@ class Log:
                 self.curves.add_scalar(f"{group}/{name}", value, done)
 
     @contextmanager
-    def _room(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise UserError(
                 f"{self.folder} cannot be written to ({error.strerror or error}); the last checkpoint is intact: "
-                "make room and continue with --resume"
+                "free disk space and continue with --resume"
             ) from error
 
 
@@ -112,7 +112,7 @@ def _short(value: Any) -> str:
 
 
 def truncate_log(run: Path, step: int) -> None:
-    """Leave in log.jsonl what was done before a step: the rest will be done again. A row torn by a kill goes too."""
+    """Remove the rows of log.jsonl from a step on, which will be run again, and rows that a kill left incomplete."""
     path = run / FOLDER / ROWS
     rows = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     files.write_text(path, "".join(row + "\n" for row in rows if _is_before(row, step)))
@@ -140,16 +140,16 @@ def loss_curve(run: Path) -> list[dict[str, float]]:
 
 
 def thinned(rows: list[dict[str, float]], every: int) -> list[dict[str, float]]:
-    """Means over stretches of `every` rows; each carries the step it ends with."""
+    """Means over every `every` rows; each has the step it ends with."""
     out = []
     for start in range(0, len(rows), every):
-        stretch = rows[start : start + every]
-        names = dict.fromkeys(name for row in stretch for name in row if name != "step")
-        means = {name: round(_mean(row[name] for row in stretch if name in row), 4) for name in names}
-        out.append({"step": stretch[-1]["step"]} | means)
+        chunk = rows[start : start + every]
+        names = dict.fromkeys(name for row in chunk for name in row if name != "step")
+        means = {name: round(_mean(row[name] for row in chunk if name in row), 4) for name in names}
+        out.append({"step": chunk[-1]["step"]} | means)
     return out
 
 
 def _mean(values: Iterable[float]) -> float:
-    known = list(values)
-    return sum(known) / len(known)
+    numbers = list(values)
+    return sum(numbers) / len(numbers)

@@ -1,9 +1,9 @@
-"""Muon: momentum whose every update is made orthogonal, so that all directions of a weight matrix learn equally fast.
+"""Muon: momentum with orthogonalised updates, so that all directions of a weight matrix learn equally fast.
 
 After Jordan et al., 2024 ("Muon: an optimizer for hidden layers in neural networks"), with the scale of Liu et al., 2025
 (arXiv:2502.16982): an update has the size an AdamW update would have, so both share one learning rate.
 torch.optim.Muon orthogonalises in bfloat16, one matrix after the other, which on a CPU costs more than the
-training step itself; here it is float32 and all matrices of a shape go at once.
+training step itself; here it is float32, and all matrices of a shape are updated together.
 """
 
 from __future__ import annotations
@@ -63,17 +63,39 @@ class Muon(torch.optim.Optimizer):
             weight.add_(update, alpha=-group["lr"] * size)
 
 
-def optimizers(model: nn.Module, how: Optimizer) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the matrices of the blocks; AdamW for embeddings, projections, gains and biases. Only matrices decay."""
-    matrices, others, gains = [], [], []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.ndim == 2 and ("resblocks" in name or "cross_attn" in name):
-            matrices.append(parameter)
-        elif parameter.ndim >= 2:
-            others.append(parameter)
-        else:
-            gains.append(parameter)
-    groups = [{"params": others, "weight_decay": how.weight_decay}, {"params": gains, "weight_decay": 0.0}]
-    return Muon(matrices, lr=how.lr, weight_decay=how.weight_decay), torch.optim.AdamW(groups, lr=how.lr, betas=(0.9, 0.98))
+class TwoOptimizers:
+    """Muon for the matrices of transformer blocks, AdamW for embeddings, projections, gains and biases; one learning rate.
+
+    in_block: whether a parameter, by its name, belongs to a block. Gains and biases have no weight decay.
+    """
+
+    def __init__(self, model: nn.Module, settings: Optimizer, in_block: Callable[[str], bool]) -> None:
+        self.clip = settings.clip
+        matrices, others, gains = list[Tensor](), list[Tensor](), list[Tensor]()
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                is_matrix = parameter.ndim == 2 and in_block(name)
+                (gains if parameter.ndim < 2 else matrices if is_matrix else others).append(parameter)
+        groups = [{"params": others, "weight_decay": settings.weight_decay}, {"params": gains, "weight_decay": 0.0}]
+        self.muon = Muon(matrices, lr=settings.lr, weight_decay=settings.weight_decay)
+        self.adamw = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
+
+    def start_step(self, rate: float) -> None:
+        """Set the learning rate and clear the gradients."""
+        for optimizer in (self.muon, self.adamw):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Update the weights. Only AdamW's gradients are clipped: Muon's updates do not depend on their norm."""
+        nn.utils.clip_grad_norm_([p for group in self.adamw.param_groups for p in group["params"]], self.clip)
+        self.muon.step()
+        self.adamw.step()
+
+    def state(self) -> dict[str, Any]:
+        return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.muon.load_state_dict(state["muon"])
+        self.adamw.load_state_dict(state["adamw"])

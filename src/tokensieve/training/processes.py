@@ -1,4 +1,4 @@
-"""What learners share that run in several processes: how these are joined, and how gradients become one."""
+"""Learners in several processes: joining them, and averaging gradients."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tokensieve.device import find_device
 from tokensieve.errors import UserError
 
 
-def start_accelerator(device: str | None, mixed_precision: str, often: int, key: str) -> Any:
-    """What knows of the other processes, the device and the number format. key: that of the device, for messages.
+def start_accelerator(device: str | None, mixed_precision: str, accumulation_steps: int, key: str) -> Any:
+    """The accelerator: processes, device and number format. key: the key of the device, for messages.
 
     mixed_precision auto: fp16 on CUDA, else none.
     """
@@ -29,20 +29,20 @@ def start_accelerator(device: str | None, mixed_precision: str, often: int, key:
     if device is not None and wanted.index is not None:
         if launched.size > 1:
             raise UserError(
-                f"{key}: {device} would be that of all {launched.size} processes; write {wanted.type}, and each takes its own"
+                f"{key}: {device} would be used by all {launched.size} processes; write {wanted.type}, and each takes its own"
             )
         if wanted.type == "cuda":
-            torch.cuda.set_device(wanted)  # which is the one that Accelerate takes
+            torch.cuda.set_device(wanted)  # the one that Accelerate uses
     on_cpu = wanted.type == "cpu"
     if mixed_precision == "auto":
         mixed_precision = "fp16" if wanted.type == "cuda" else "no"
     if mixed_precision == "fp16" and on_cpu:
         raise UserError("mixed_precision: fp16 needs a GPU; on a CPU use bf16 or no")
-    return Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=often, cpu=on_cpu)
+    return Accelerator(mixed_precision=mixed_precision, gradient_accumulation_steps=accumulation_steps, cpu=on_cpu)
 
 
 def average(values: Sequence[Tensor], processes: int) -> None:
-    """Each value, such as a gradient, becomes its mean over all processes, by one message."""
+    """Replace each value, such as a gradient, by its mean over all processes, in one message."""
     if processes == 1 or not values:
         return
     import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The state of the global random generators, saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def generators() -> dict[str, Any]:
 
 
 def restore_generators(state: dict[str, Any]) -> None:
-    """Put the global generators back to where `generators` found them."""
+    """Restore the global generators to a state of `generators`."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])

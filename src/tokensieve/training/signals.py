@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Ctrl-C and SIGTERM during a training."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tokensieve.distributed import Processes
 
 
 class Signals:
-    """Notes the first Ctrl-C or SIGTERM, so that the step in hand is finished and saved; a second one exits at once.
+    """Records the first Ctrl-C or SIGTERM, so that the current step is finished and saved; a second one exits at once.
 
-    A launcher and a cluster may both pass on what was one signal, so with several processes a second one counts after a while.
+    A launcher and a cluster may both forward one signal, so with several processes a second one counts only after a while.
     """
 
-    def __init__(self, world: Processes) -> None:
+    def __init__(self, processes: Processes) -> None:
         self.caught = 0
         self._when = 0.0
-        self._patience = 2.0 if world.size > 1 else 0.0
+        self._patience = 2.0 if processes.size > 1 else 0.0
         self._before: dict[int, Any] = {}
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -31,7 +31,7 @@ class Signals:
             os._exit(128 + number)
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():  # only there can signals be taken
+        if threading.current_thread() is threading.main_thread():  # signal handlers work only there
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
         return self

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The start of a run: its processes, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ LOG = f"{FOLDER}/{ROWS}"
 def processes(learner: Any) -> Processes:
     """The processes of this training, which must be as many as the launcher started."""
     accelerator = getattr(learner, "accelerator", None)
-    known = Processes()
+    joined = Processes()
     if accelerator is not None:
-        known = Processes(accelerator.process_index, accelerator.num_processes, accelerator.local_process_index)
+        joined = Processes(accelerator.process_index, accelerator.num_processes, accelerator.local_process_index)
     started = distributed.from_environment(os.environ).size
-    if known.size == started:
-        return known
+    if joined.size == started:
+        return joined
     if accelerator is None:
         raise UserError(f"this training runs in one process, but the launcher started {started}; use tokensieve train alone")
     raise UserError(
-        f"the launcher started {started} processes, but they run as {known.size}; "
+        f"the launcher started {started} processes, but they run as {joined.size}; "
         f"use torchrun --nproc_per_node {started} -m tokensieve train CONFIG"
     )
 
 
 def find_checkpoint(run: Path, resume: bool) -> checkpoint.Checkpoint | None:
-    """The newest good checkpoint to go on from; the folder is made ready. A UserError if it cannot be begun or resumed."""
+    """The newest good checkpoint of a run, whose folder is prepared. A UserError if it cannot be started or resumed."""
     folder = run / CHECKPOINTS
     try:
-        for place in (folder, run / FOLDER):
-            place.mkdir(parents=True, exist_ok=True)
+        for subfolder in (folder, run / FOLDER):
+            subfolder.mkdir(parents=True, exist_ok=True)
         if resume:
-            _move_in(run)
+            _move_old_files(run)
         checkpoint.clean_up(folder)
     except OSError as error:
         raise UserError(f"{str(run)!r} cannot be written to ({error.strerror}); give another folder with --output") from None
-    found, broken = checkpoint.latest(folder)
-    if not resume and (found or broken or any(run.glob("step-*")) or checkpoint.other_files(folder)):
+    newest, broken = checkpoint.latest(folder)
+    if not resume and (newest or broken or any(run.glob("step-*")) or checkpoint.other_files(folder)):
         raise UserError(f"{run} holds a run already; add --resume to continue it, or give another folder with --output")
-    for harm in broken:
-        print(f"passed over a broken checkpoint: {harm}", file=sys.stderr)
-    if broken and found is None:
-        raise UserError(f"no whole checkpoint in {run}; start again with another folder (--output)")
-    truncate_log(run, found.step if found else 0)
-    return found
+    for problem in broken:
+        print(f"skipped a broken checkpoint: {problem}", file=sys.stderr)
+    if broken and newest is None:
+        raise UserError(f"no intact checkpoint in {run}; start again with another folder (--output)")
+    truncate_log(run, newest.step if newest else 0)
+    return newest
 
 
-def _move_in(run: Path) -> None:
-    """A run of 0.1 had its checkpoints and its log right in its folder; they go where they are looked for now."""
+def _move_old_files(run: Path) -> None:
+    """Move checkpoints and log of a run of version 0.1, which were in its folder itself, to where they belong now."""
     for old in run.glob("step-*"):
         old.rename(run / CHECKPOINTS / old.name)
     if (run / ROWS).exists():

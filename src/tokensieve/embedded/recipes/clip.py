@@ -1,8 +1,8 @@
-"""A CLIP learns scenes and their captions by contrast, from pictures that get larger and harder.
+"""A CLIP learns scenes and their captions by a contrastive loss, from pictures that get larger and harder.
 
 Three things make a small transformer learn shapes in an hour on two cores:
-captions of several grains ("a red star", "a star", "a red object"), each with its own contrast, so that colour,
-which is easy, does not hide shape; windows of the picture before whole pictures, since a step on 49 patches costs a
+captions of several kinds ("a red star", "a star", "a red object"), each with its own contrastive loss, so that colour,
+which is easy, does not hide shape; crops of the picture before whole pictures, since a step on 49 patches costs a
 quarter of one on 196; and Muon. The last phase sees whole pictures with all their patches: the result is an
 ordinary CLIP that was never trained to lose tokens.
 """
@@ -32,10 +32,10 @@ from tokensieve.embedded.datasets import TEMPLATES, EmbeddedScenes, as_batch, sp
 from tokensieve.embedded.scene_texts import caption
 from tokensieve.training.loader import read_ahead
 from tokensieve.training.log import loss_curve
-from tokensieve.training.muon import optimizers
+from tokensieve.training.muon import TwoOptimizers
 
 _COLOURS, _SHAPES = list(scenes.COLOURS), list(scenes.SHAPES)
-# What the contrast is between: every pair that training shows, every shape, every colour.
+# The classes of the contrastive losses: every pair that training shows, every shape, every colour.
 _PAIR_NAMES = [scenes.name_of(pair) for pair in scenes.SEEN]
 _SHAPE_NAMES = _SHAPES
 _COLOUR_NAMES = [f"{colour} object" for colour in _COLOURS]
@@ -132,8 +132,13 @@ def contrast(logits: Tensor, target: Tensor) -> Tensor:
     return (to_text + to_image.mean()) / 2
 
 
+def in_block(name: str) -> bool:
+    """Whether a parameter of an open_clip model belongs to a transformer block."""
+    return "resblocks" in name or "cross_attn" in name
+
+
 class ClipLearner:
-    """The model, its two optimizers and the batches: what the loop drives."""
+    """The model, its optimizers and its batches, driven by training.loop."""
 
     def __init__(self, config: ClipTraining) -> None:
         import open_clip
@@ -146,7 +151,7 @@ class ClipLearner:
         preprocess = self.model.visual.preprocess_cfg
         self.mean = torch.tensor(preprocess["mean"]).view(3, 1, 1) * 255
         self.std = torch.tensor(preprocess["std"]).view(3, 1, 1) * 255
-        self.muon, self.adamw = optimizers(self.model, config.optimizer)
+        self.optimizers = TwoOptimizers(self.model, config.optimizer, in_block)
         self.seconds = 0.0
         self._done = 0
         self._batches: Iterator[dict[str, Any]] | None = None
@@ -157,20 +162,15 @@ class ClipLearner:
             self._batches = self._loader(index)
         batch = next(self._batches)
         rate = self.config.optimizer.rate(index, self.config.steps)
-        for optimizer in (self.muon, self.adamw):
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.zero_grad(set_to_none=True)
-        loss, told = self._loss(batch)
+        self.optimizers.start_step(rate)
+        loss, values = self._loss(batch)
         loss.backward()
-        nn.utils.clip_grad_norm_([p for g in self.adamw.param_groups for p in g["params"]], self.config.optimizer.clip)
-        self.muon.step()
-        self.adamw.step()
+        self.optimizers.step()
         with torch.no_grad():
             self.model.logit_scale.clamp_(0, math.log(100))
         self._done = index + 1
         self.seconds += time.perf_counter() - began
-        return told
+        return values
 
     def _loss(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, float]]:
         pairs: Tensor = batch["pairs"]
@@ -183,11 +183,11 @@ class ClipLearner:
         words = encode_words(self.model, self.tokenizer(texts))  # (C, D)
         logits = self.model.logit_scale.exp() * images @ words.T  # (B, C)
         whole, by_shape, by_colour = logits.split([len(words) - 18, len(_SHAPES), len(_COLOURS)], dim=1)
-        told_whole = torch.cat([pairs, len(_PAIR_NAMES) + torch.arange(len(batch["captions"]))])
+        captions = torch.cat([pairs, len(_PAIR_NAMES) + torch.arange(len(batch["captions"]))])
         shape = torch.tensor([_SHAPES.index(scenes.SEEN[pair][1]) for pair in pairs])
         colour = torch.tensor([_COLOURS.index(scenes.SEEN[pair][0]) for pair in pairs])
         losses = {
-            "pair": contrast(whole, told_whole),
+            "pair": contrast(whole, captions),
             "shape": contrast(by_shape[:singles], shape),
             "colour": contrast(by_colour[:singles], colour),
         }
@@ -202,8 +202,7 @@ class ClipLearner:
         return {
             "recipe": recipe.recipe(self.config),
             "model": self.model.state_dict(),
-            "muon": self.muon.state_dict(),
-            "adamw": self.adamw.state_dict(),
+            **self.optimizers.state(),
             "done": self._done,
             "seconds": self.seconds,
         }
@@ -211,8 +210,7 @@ class ClipLearner:
     def restore(self, state: dict[str, Any]) -> None:
         recipe.check_recipe(recipe.recipe(self.config), state["recipe"])
         self.model.load_state_dict(state["model"])
-        self.muon.load_state_dict(state["muon"])
-        self.adamw.load_state_dict(state["adamw"])
+        self.optimizers.restore(state)
         self._done, self.seconds = state["done"], state["seconds"]
         self._batches = None
 

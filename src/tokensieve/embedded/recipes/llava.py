@@ -1,9 +1,9 @@
 """A LLaVA learns to answer questions about scenes: the embedded CLIP's vision tower, a projector, a small Llama.
 
-What comes out is a stock `LlavaForConditionalGeneration` of transformers. Four things make it learn in an hour on one core:
-about ten questions share one picture in one sequence, each of which sees the picture and itself only, as if it were asked
-alone; every patch's projected token is read with the language model's own word embeddings and has to tell the colour and the
-shape that lie there, and its place, so that tokens and words meet early; layers of the language model join late; and Muon.
+The result is a stock `LlavaForConditionalGeneration` of transformers. Four things make it learn in an hour on one core:
+about ten questions share one picture in one sequence, each attending to the picture and itself only, as if it were alone;
+every patch's projected token is read with the language model's own word embeddings and has to predict the colour and the shape
+that lie there, and its position, so that tokens and words align early; layers of the language model join late; and Muon.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrain
 from tokensieve import embedded, files
 from tokensieve.config import recipe
 from tokensieve.config.llava import LlavaPhase, LlavaTraining
-from tokensieve.config.schema import Optimizer
 from tokensieve.embedded import scenes
 from tokensieve.embedded.datasets import EmbeddedQuestions, as_batch, split_seed
 from tokensieve.embedded.recipes.llava_model import PATCH, PROMPT, make_model, make_processor
 from tokensieve.embedded.scene_texts import QUESTION_KINDS, Question, ask, ask_many
 from tokensieve.training.log import loss_curve
-from tokensieve.training.muon import Muon
+from tokensieve.training.muon import TwoOptimizers
 
 _NO_ANSWER = -100
 
@@ -40,8 +39,8 @@ _NO_ANSWER = -100
 class Packing:
     """Several questions about a picture in one sequence: the picture's prompt once, then each question and its answer.
 
-    A question sees the prompt and itself, and its positions go on from the picture's end: what the model computes for it
-    is what it computes for the question alone.
+    A question attends to the prompt and itself, and its positions continue from the picture's end: the model computes the same
+    for it as for the question alone.
     """
 
     def __init__(self, words: PreTrainedTokenizerFast, image_tokens: int) -> None:
@@ -49,42 +48,42 @@ class Packing:
         before, after = PROMPT.format(question="{question}").split("{question}")
         self.after = after
         prompt = words(before)["input_ids"]
-        place = prompt.index(words.image_token_id)
-        self.prompt = [*prompt[:place], *[words.image_token_id] * image_tokens, *prompt[place + 1 :]]
-        self.known: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+        index = prompt.index(words.image_token_id)
+        self.prompt = [*prompt[:index], *[words.image_token_id] * image_tokens, *prompt[index + 1 :]]
+        self.tokenized: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
     def _block(self, question: Question) -> tuple[list[int], list[int]]:
-        """The ids of a question with its answer, and at each id the one to be said next (or _NO_ANSWER)."""
+        """The ids of a question with its answer, and for each id the label: the next id of the answer, else _NO_ANSWER."""
         key = (question.text, question.answer)
-        if key not in self.known:
-            asked = self.words(question.text + self.after, add_special_tokens=False)["input_ids"]
+        if key not in self.tokenized:
+            ids = self.words(question.text + self.after, add_special_tokens=False)["input_ids"]
             answer = self.words(question.answer, add_special_tokens=False)["input_ids"]
-            told = [_NO_ANSWER] * (len(asked) - 1) + [*answer, self.words.eos_token_id]
-            self.known[key] = ([*asked, *answer], told)
-        return self.known[key]
+            labels = [_NO_ANSWER] * (len(ids) - 1) + [*answer, self.words.eos_token_id]
+            self.tokenized[key] = ([*ids, *answer], labels)
+        return self.tokenized[key]
 
-    def __call__(self, asked: Sequence[Sequence[Question]]) -> dict[str, Tensor]:
+    def __call__(self, questions: Sequence[Sequence[Question]]) -> dict[str, Tensor]:
         """input_ids, position_ids, labels (the next id), question (its number), all (B, L); attention_mask (B, 1, L, L)."""
-        rows = [[self._block(question) for question in questions] for questions in asked]
+        rows = [[self._block(question) for question in row] for row in questions]
         start = len(self.prompt)
         length = start + max(sum(len(ids) for ids, _ in row) for row in rows)
         ids = torch.full((len(rows), length), self.words.pad_token_id)
         labels = torch.full((len(rows), length), _NO_ANSWER)
-        places = torch.arange(length).repeat(len(rows), 1).clamp(max=start)
-        owner = torch.full((len(rows), length), -1)  # the prompt is everyone's
+        positions = torch.arange(length).repeat(len(rows), 1).clamp(max=start)
+        owner = torch.full((len(rows), length), -1)  # the prompt belongs to all questions
         for b, row in enumerate(rows):
             ids[b, :start] = torch.tensor(self.prompt)
             at = start
-            for number, (block, told) in enumerate(row):
+            for number, (block, targets) in enumerate(row):
                 end = at + len(block)
-                ids[b, at:end], labels[b, at:end] = torch.tensor(block), torch.tensor(told)
-                places[b, at:end] = torch.arange(start, start + len(block))
+                ids[b, at:end], labels[b, at:end] = torch.tensor(block), torch.tensor(targets)
+                positions[b, at:end] = torch.arange(start, start + len(block))
                 owner[b, at:end] = number
                 at = end
         order = torch.arange(length)
         shared = (order < start)[None, None, :] | (owner[:, :, None] == owner[:, None, :])  # (B, L, L)
         mask = (shared & (order[:, None] >= order[None, :]))[:, None]
-        return {"input_ids": ids, "position_ids": places, "labels": labels, "question": owner, "attention_mask": mask}
+        return {"input_ids": ids, "position_ids": positions, "labels": labels, "question": owner, "attention_mask": mask}
 
 
 def phase_of(phases: Iterable[LlavaPhase], index: int) -> tuple[LlavaPhase, int]:
@@ -98,11 +97,11 @@ def phase_of(phases: Iterable[LlavaPhase], index: int) -> tuple[LlavaPhase, int]
 
 def rate_of(config: LlavaTraining, index: int) -> float:
     """The learning rate of a step: its phase's own, or else the optimizer's."""
-    phase, place = phase_of(config.phases, index)
+    phase, step = phase_of(config.phases, index)
     if phase.lr is None:
         return config.optimizer.rate(index, config.horizon or config.steps)
     first, last = phase.lr
-    return first + (last - first) * place / max(1, phase.steps - 1)
+    return first + (last - first) * step / max(1, phase.steps - 1)
 
 
 def spread(layers: Sequence[nn.Module], number: int) -> list[nn.Module]:
@@ -111,7 +110,7 @@ def spread(layers: Sequence[nn.Module], number: int) -> list[nn.Module]:
 
 
 class LlavaLearner:
-    """The model, its two optimizers and the scenes: what the loop drives."""
+    """The model, its optimizers and its scenes, driven by training.loop."""
 
     def __init__(self, config: LlavaTraining) -> None:
         import open_clip
@@ -128,31 +127,26 @@ class LlavaLearner:
         one_word = self.processor.tokenizer.convert_tokens_to_ids
         self.colours = torch.tensor(one_word([*scenes.COLOURS, "background"]))
         self.shapes = torch.tensor(one_word([*scenes.SHAPES, "background"]))
-        self.axes = [one_word([here, there]) for here, there in (("left", "right"), ("above", "below"))]
-        self.muon, self.adamw = _optimizers(self.model, config.optimizer)
+        self.axes = [one_word([low, high]) for low, high in (("left", "right"), ("above", "below"))]
+        self.optimizers = TwoOptimizers(self.model, config.optimizer, lambda name: ".layers." in name)
         self.seconds = 0.0
 
     def step(self, index: int) -> dict[str, float]:
         began = time.perf_counter()
         phase, _ = phase_of(self.config.phases, index)
-        shown, asked = self.draw(index)
+        drawn, questions = self.draw(index)
         rate = rate_of(self.config, index)
-        for optimizer in (self.muon, self.adamw):
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.zero_grad(set_to_none=True)
+        self.optimizers.start_step(rate)
         self.model.train()
-        features = self.model.model.get_image_features(self.pixels(shown), return_dict=True)
+        features = self.model.model.get_image_features(self.pixels(drawn), return_dict=True)
         tokens = torch.stack(features.pooler_output)  # (B, N, D)
-        losses = self.name_patches(tokens, shown)
+        losses = self.name_patches(tokens, drawn)
         loss = phase.patches * (losses["patch_colour"] + losses["patch_shape"]) + phase.places * losses["patch_place"]
         if phase.questions:
-            losses |= self._answer(features, asked, phase.layers or self.config.layers)
+            losses |= self._answer(features, questions, phase.layers or self.config.layers)
             loss = loss + losses["answer"]
         loss.backward()
-        nn.utils.clip_grad_norm_([p for g in self.adamw.param_groups for p in g["params"]], self.config.optimizer.clip)
-        self.muon.step()
-        self.adamw.step()
+        self.optimizers.step()
         self.seconds += time.perf_counter() - began
         return {name: float(value.detach()) for name, value in losses.items()}
 
@@ -164,106 +158,95 @@ class LlavaLearner:
         drawn = [ask_many(seed, first + i, phase.questions, scenes.SEEN, phase.kinds) for i in range(phase.batch)]
         return [scene for scene, _ in drawn], [questions for _, questions in drawn]
 
-    def pixels(self, shown: list[scenes.Scene]) -> Tensor:
-        """The scenes as the tower takes them.  (B, 3, h, w)"""
-        images = torch.from_numpy(as_batch([scenes.render(scene) for scene in shown])).float()
+    def pixels(self, drawn: list[scenes.Scene]) -> Tensor:
+        """The scenes as input of the tower.  (B, 3, h, w)"""
+        images = torch.from_numpy(as_batch([scenes.render(scene) for scene in drawn])).float()
         return (images - self.mean) / self.std
 
-    def name_patches(self, tokens: Tensor, shown: list[scenes.Scene]) -> dict[str, Tensor]:
-        """How well each patch's token (B, N, D), read as the language model reads its last one, says what lies there."""
+    def name_patches(self, tokens: Tensor, drawn: list[scenes.Scene]) -> dict[str, Tensor]:
+        """Losses of predicting what lies in each patch from its token (B, N, D), read with the word embeddings."""
         colours, shapes = list(scenes.COLOURS), list(scenes.SHAPES)
         colour, shape = [], []
-        for scene in shown:
-            found = scenes.cells(scene, PATCH).ravel()  # (N,)
-            # GROUND and EDGE count from the end: what they stand for comes after the objects'.
-            colour.append(np.array([*(colours.index(t.colour) for t in scene.objects), _NO_ANSWER, len(colours)])[found])
-            shape.append(np.array([*(shapes.index(t.shape) for t in scene.objects), _NO_ANSWER, len(shapes)])[found])
+        for scene in drawn:
+            cells = scenes.cells(scene, PATCH).ravel()  # (N,)
+            # GROUND and EDGE are negative: their labels come last.
+            colour.append(np.array([*(colours.index(t.colour) for t in scene.objects), _NO_ANSWER, len(colours)])[cells])
+            shape.append(np.array([*(shapes.index(t.shape) for t in scene.objects), _NO_ANSWER, len(shapes)])[cells])
         read = F.rms_norm(tokens, tokens.shape[-1:])
         words: Tensor = self.model.get_input_embeddings().weight
         losses = {}
-        for name, ids, told in (("patch_colour", self.colours, colour), ("patch_shape", self.shapes, shape)):
+        for name, ids, labels in (("patch_colour", self.colours, colour), ("patch_shape", self.shapes, shape)):
             logits = (read @ words[ids].T).flatten(0, 1)  # (B N, words)
-            losses[name] = F.cross_entropy(logits, torch.from_numpy(np.concatenate(told)), ignore_index=_NO_ANSWER)
+            losses[name] = F.cross_entropy(logits, torch.from_numpy(np.concatenate(labels)), ignore_index=_NO_ANSWER)
         return losses | {"patch_place": self._place_patches(read)}
 
     def _place_patches(self, read: Tensor) -> Tensor:
-        """How well "right" against "left" and "below" against "above" say where each patch lies, as a share of the way."""
+        """Loss of predicting where each patch lies with "right" against "left" and "below" against "above"."""
         words: Tensor = self.model.get_input_embeddings().weight
-        axes = torch.stack([words[there] - words[here] for here, there in self.axes])  # (2, D)
+        axes = torch.stack([words[high] - words[low] for low, high in self.axes])  # (2, D)
         side = scenes.SIZE // PATCH
         share = (torch.arange(side) + 0.5) / side
         wanted = torch.stack([share.repeat(side), share.repeat_interleave(side)], dim=-1)  # (N, 2): across, down
-        said = read @ axes.T  # (B, N, 2)
-        return F.binary_cross_entropy_with_logits(said, wanted.expand_as(said))
+        logits = read @ axes.T  # (B, N, 2)
+        return F.binary_cross_entropy_with_logits(logits, wanted.expand_as(logits))
 
-    def _answer(self, features: Any, asked: list[list[Question]], layers: int) -> dict[str, Tensor]:
+    def _answer(self, features: Any, questions: list[list[Question]], layers: int) -> dict[str, Tensor]:
         """The mean loss of the answers' words, and the share of right answers of each kind of question."""
-        batch = self.packing(asked)
+        batch = self.packing(questions)
         labels, owner = batch.pop("labels"), batch.pop("question")
         language = self.model.model.language_model
         every = language.layers
         language.layers = nn.ModuleList(spread(every, layers))
         hidden = self.model.model(**batch, mm_encoder_outputs={"image": features}, use_cache=False).last_hidden_state
         language.layers = every
-        told = labels != _NO_ANSWER
-        logits = self.model.lm_head(hidden[told])  # (answer tokens, words)
-        losses = {"answer": F.cross_entropy(logits, labels[told])}
-        right = torch.ones(len(asked), max(map(len, asked)), dtype=torch.bool)
-        picture = torch.arange(len(asked))[:, None].expand_as(owner)[told]
-        wrong = logits.argmax(-1) != labels[told]
-        right[picture[wrong], owner[told][wrong]] = False
-        kinds = sorted({question.kind for row in asked for question in row})
+        answers = labels != _NO_ANSWER  # (B, L)
+        logits = self.model.lm_head(hidden[answers])  # (answer tokens, words)
+        losses = {"answer": F.cross_entropy(logits, labels[answers])}
+        right = torch.ones(len(questions), max(map(len, questions)), dtype=torch.bool)
+        picture = torch.arange(len(questions))[:, None].expand_as(owner)[answers]
+        wrong = logits.argmax(-1) != labels[answers]
+        right[picture[wrong], owner[answers][wrong]] = False
+        kinds = sorted({question.kind for row in questions for question in row})
         for kind in kinds:
-            here = [right[b, i] for b, row in enumerate(asked) for i, question in enumerate(row) if question.kind == kind]
-            losses[kind] = torch.stack(here).float().mean()
+            of_kind = [
+                right[b, i] for b, row in enumerate(questions) for i, question in enumerate(row) if question.kind == kind
+            ]
+            losses[kind] = torch.stack(of_kind).float().mean()
         return losses
 
     def state(self) -> dict[str, Any]:
         return {
             "recipe": recipe.recipe(self.config),
             "model": {name: value for name, value in self.model.state_dict().items() if name != "lm_head.weight"},
-            "muon": self.muon.state_dict(),
-            "adamw": self.adamw.state_dict(),
+            **self.optimizers.state(),
             "seconds": self.seconds,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         recipe.check_recipe(recipe.recipe(self.config), state["recipe"])
         missing, unexpected = self.model.load_state_dict(state["model"], strict=False)
-        assert missing == ["lm_head.weight"] and not unexpected, "it is the embedding, tied"
-        self.muon.load_state_dict(state["muon"])
-        self.adamw.load_state_dict(state["adamw"])
+        assert missing == ["lm_head.weight"] and not unexpected, "it is tied to the embedding"
+        self.optimizers.restore(state)
         self.seconds = state["seconds"]
-
-
-def _optimizers(model: nn.Module, how: Optimizer) -> tuple[Muon, torch.optim.AdamW]:
-    """Muon for the matrices of both transformers' layers; AdamW for the rest, of which gains and biases do not decay."""
-    matrices: list[Tensor] = []
-    others: list[Tensor] = []
-    gains: list[Tensor] = []
-    for name, parameter in model.named_parameters():
-        (gains if parameter.ndim < 2 else matrices if ".layers." in name else others).append(parameter)
-    groups = [{"params": others, "weight_decay": how.weight_decay}, {"params": gains, "weight_decay": 0.0}]
-    return Muon(matrices, lr=how.lr, weight_decay=how.weight_decay), torch.optim.AdamW(groups, lr=how.lr, betas=(0.9, 0.98))
 
 
 @torch.inference_mode()
 def answers(model: Any, processor: Any, data: EmbeddedQuestions, batch: int = 50) -> list[str]:
-    """What the model answers to each question of the data, word by word the likeliest."""
-    said: list[str] = []
+    """The model's answer to each question of the data, by greedy decoding."""
+    answers: list[str] = []
     for start in range(0, len(data), batch):
         images, questions = zip(*(data[i] for i in range(start, min(start + batch, len(data)))), strict=True)
         prompts = [PROMPT.format(question=question.text) for question in questions]
         inputs = processor(images=list(images), text=prompts, padding=True, return_tensors="pt")
         ids = model.generate(**inputs, max_new_tokens=4, do_sample=False)[:, inputs["input_ids"].shape[1] :]
-        said += processor.batch_decode(ids, skip_special_tokens=True)
-    return said
+        answers += processor.batch_decode(ids, skip_special_tokens=True)
+    return answers
 
 
-def accuracy(said: Sequence[str], asked: Sequence[Question]) -> dict[str, float]:
-    """The share of answers that are right word for word, over all and for each kind, with standard errors."""
-    right = np.array([answer == question.answer for answer, question in zip(said, asked, strict=True)])
-    kinds = np.array([question.kind for question in asked])
+def accuracy(answers: Sequence[str], questions: Sequence[Question]) -> dict[str, float]:
+    """The share of answers that are exactly right, over all and for each kind, with standard errors."""
+    right = np.array([answer == question.answer for answer, question in zip(answers, questions, strict=True)])
+    kinds = np.array([question.kind for question in questions])
     out: dict[str, float] = {}
     for kind in ("accuracy", *QUESTION_KINDS):
         p = float(right.mean() if kind == "accuracy" else right[kinds == kind].mean())
@@ -272,29 +255,29 @@ def accuracy(said: Sequence[str], asked: Sequence[Question]) -> dict[str, float]
     return out | {"n": len(right)}
 
 
-def blind_answers(asked: Sequence[Question], known: int = 50_000) -> list[str]:
-    """The best answers of one who does not look: the commonest answer to these words among training questions.
+def blind_answers(questions: Sequence[Question], n_train: int = 50_000) -> list[str]:
+    """The best answers without the image: the most common answer to the same question among training questions.
 
-    To words that never came up, the commonest answer to that kind of question.
+    For a question that never occurred, the most common answer to its kind.
     """
-    told: dict[str, Counter[str]] = defaultdict(Counter)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     seed = split_seed("train")
-    for index in range(known):
+    for index in range(n_train):
         _, question = ask(seed, index, scenes.SEEN)
         for words in (question.text, question.kind):
-            told[words][question.answer] += 1
-    return [told[question.text if question.text in told else question.kind].most_common(1)[0][0] for question in asked]
+            counts[words][question.answer] += 1
+    return [counts[question.text if question.text in counts else question.kind].most_common(1)[0][0] for question in questions]
 
 
 def measure(model: Any, processor: Any, split: str, pairs: str) -> tuple[dict[str, float], dict[str, float]]:
-    """What the model reaches on a split, and one who does not look."""
+    """The accuracies of the model on a split, and of blind answers."""
     data = EmbeddedQuestions(split, pairs)
-    asked = [data.ask(i)[1] for i in range(len(data))]
-    return accuracy(answers(model, processor, data), asked), accuracy(blind_answers(asked), asked)
+    questions = [data.ask(i)[1] for i in range(len(data))]
+    return accuracy(answers(model, processor, data), questions), accuracy(blind_answers(questions), questions)
 
 
 def save(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
-    """Write what `from_pretrained` reads: the weights in float16, the tokenizer, how pictures and prompts are made."""
+    """Write a folder for `from_pretrained`: weights in float16, tokenizer, image processor and chat template."""
     whole = {name: value.half() for name, value in model.state_dict().items() if name != "lm_head.weight"}
     model.save_pretrained(folder, state_dict=whole)
     processor.save_pretrained(folder)
@@ -324,7 +307,7 @@ def export(learner: LlavaLearner, run: Path) -> dict[str, Any]:
         "seed": config.seed,
         "steps": config.steps,
         "pictures": sum(phase.steps * phase.batch for phase in config.phases),
-        "questions": sum(len(asked) for index in range(config.steps) for asked in learner.draw(index)[1]),
+        "questions": sum(len(questions) for index in range(config.steps) for questions in learner.draw(index)[1]),
         "seconds": round(learner.seconds),
         "parameters": {
             "vision": sum(p.numel() for p in model.vision_tower.parameters()),

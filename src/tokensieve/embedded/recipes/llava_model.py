@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The small LLaVA before it is trained: tokenizer, processor, and the model with an open_clip vision tower."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPT = "USER: <image>\n{question} ASSISTANT:"
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word, over the words of the embedded CLIP's tokenizer and those of the prompt; it begins with [BOS]."""
+    """One token per word, for the words of the embedded CLIP's tokenizer and of the prompt; texts start with [BOS]."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     special = ("[PAD]", "[UNK]", "[BOS]", "[EOS]", "<image>")
@@ -55,7 +55,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_processor(mean: Sequence[float], std: Sequence[float]) -> LlavaProcessor:
-    """Pictures as the tower takes them, prompts as LLaVA-1.5 has them."""
+    """Images as input of the tower, prompts as in LLaVA-1.5."""
     side = {"height": scenes.SIZE, "width": scenes.SIZE}
     pictures = CLIPImageProcessor(
         size={"shortest_edge": scenes.SIZE}, crop_size=side, image_mean=list(mean), image_std=list(std)
@@ -71,7 +71,7 @@ def make_processor(mean: Sequence[float], std: Sequence[float]) -> LlavaProcesso
 
 
 def make_model(processor: LlavaProcessor, visual: nn.Module, layers: int) -> LlavaForConditionalGeneration:
-    """A LLaVA with an open_clip vision tower's weights and a language model that knows nothing yet."""
+    """A LLaVA with the weights of an open_clip vision tower and an untrained language model."""
     blocks: Any = visual.transformer.resblocks  # type: ignore[union-attr]
     words = processor.tokenizer
     tower = CLIPVisionConfig(
@@ -110,7 +110,7 @@ def make_model(processor: LlavaProcessor, visual: nn.Module, layers: int) -> Lla
     )
     model = LlavaForConditionalGeneration(config)
     model.model.vision_tower.load_state_dict(tower_weights(visual.state_dict()))
-    for layer in model.model.language_model.layers:  # a new layer passes everything on as it is
+    for layer in model.model.language_model.layers:  # a new layer is the identity
         nn.init.zeros_(layer.self_attn.o_proj.weight)
         nn.init.zeros_(layer.mlp.down_proj.weight)
     return model
@@ -128,12 +128,12 @@ def tower_weights(visual: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, value in visual.items():
         if name.startswith("transformer.resblocks."):
             layer, rest = name.removeprefix("transformer.resblocks.").split(".", 1)
-            place, kind = rest.rsplit(".", 1)
-            if place == "attn":  # in_proj_weight, in_proj_bias: q, k and v in one
-                for part, third in zip("qkv", value.chunk(3), strict=True):
-                    out[f"encoder.layers.{layer}.self_attn.{part}_proj.{kind.removeprefix('in_proj_')}"] = third
+            module, kind = rest.rsplit(".", 1)
+            if module == "attn":  # in_proj_weight, in_proj_bias: q, k and v in one
+                for letter, third in zip("qkv", value.chunk(3), strict=True):
+                    out[f"encoder.layers.{layer}.self_attn.{letter}_proj.{kind.removeprefix('in_proj_')}"] = third
             else:
-                out[f"encoder.layers.{layer}.{names[place]}.{kind}"] = value
+                out[f"encoder.layers.{layer}.{names[module]}.{kind}"] = value
         elif name.startswith(("ln_pre", "ln_post")):
             out[name.replace("ln_pre", "pre_layrnorm").replace("ln_post", "post_layernorm")] = value
     return out

@@ -1,6 +1,6 @@
-"""The embedded model's tokenizer: one token a word, over the few words that scenes are described with.
+"""The embedded model's tokenizer: one token per word, for the few words that describe scenes.
 
-`python -m tokensieve.embedded.tokenizer FOLDER` writes it again. Any string can be encoded; a word it does not know becomes
+`python -m tokensieve.embedded.recipes.tokenizer FOLDER` writes it again. Any string can be encoded; an unknown word becomes
 [UNK]. The end token has the highest id, as open_clip's text tower expects of the token it reads.
 """
 

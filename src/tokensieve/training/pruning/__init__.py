@@ -1,1 +1,15 @@
-"""TODO package."""
+"""Two-stage VLM pruning: a merger and pruner heads learn to serve a frozen vision-language model. Imports no torch."""
+
+from tokensieve.config.registry import TRAININGS, TrainingSpec
+
+TRAININGS.add(
+    TrainingSpec(
+        "pruning",
+        "a merger and pruner heads learn to serve a frozen LLaVA",
+        schema="tokensieve.config.pruning:PruningTraining",
+        learner=f"{__name__}.learner:PruningLearner",
+        export=f"{__name__}.export:export",
+        sections=("method_settings", "trainer_settings", "dataset_settings", "backbone_settings"),
+    ),
+    origin=__name__,
+)

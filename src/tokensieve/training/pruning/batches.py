@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Batches of questions with their answers for the training of two-stage VLM pruning."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tokensieve.errors import UserError
 from tokensieve.models.loading import vlm as load_vlm
 
 NO_ANSWER = -100
-TRIES = 50  # images in the place of one that cannot be read, before it is taken for the whole data's fault
+TRIES = 50  # images that are tried in the place of an unreadable one, before the data is given up
 
 
 @dataclass
 class Batch:
-    """Questions with their answers as the model takes them; padded on the left."""
+    """Questions with their answers as input of the model, padded on the left."""
 
     inputs: dict[str, Tensor]  # input_ids, attention_mask (B, L), pixel_values
-    labels: Tensor  # (B, L), the token to be said next where that is one of the answer, else NO_ANSWER
+    labels: Tensor  # (B, L), the next token where that is part of the answer, else NO_ANSWER
     question: Tensor  # (B, L), the prompt's words
     words: Tensor  # (B, L), the prompt's and the answer's
-    numbers: Tensor  # (B,), which question of the run each is
+    numbers: Tensor  # (B,), the number of each question within the run
 
     def to(self, device: torch.device) -> Batch:
         inputs = {name: value.to(device) for name, value in self.inputs.items()}
@@ -41,8 +41,8 @@ class Batch:
 class Batches(Dataset[tuple[Batch | None, list[str]]]):
     """Item i is this process's share of batch `start + i`: the next questions of a shuffle that is new in every epoch.
 
-    In the place of a question whose image cannot be read stands the next of the shuffle; what was wrong comes with the batch.
-    None: no image can be read. (Nothing is raised, since what a worker raises comes with its traceback in the message.)
+    A question whose image cannot be read is replaced by the next of the shuffle, and the error is returned with the batch.
+    None: no image can be read. (Nothing is raised, since an error of a worker has its traceback in the message.)
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Batches(Dataset[tuple[Batch | None, list[str]]]):
     def __getitem__(self, offset: int) -> tuple[Batch | None, list[str]]:
         whole = self.size * self.world
         index = self.start + offset
-        epoch, place = divmod(index, len(self.data) // whole)
+        epoch, batch = divmod(index, len(self.data) // whole)
         order = np.random.default_rng([self.seed, epoch, 8]).permutation(len(self.data))
-        first = place * whole + self.rank * self.size
+        first = batch * whole + self.rank * self.size
         numbers = index * whole + self.rank * self.size + torch.arange(self.size)
         items: list[vqa_items.VqaItem] = []
         broken: list[str] = []
-        for place in range(first, first + self.size):
-            for tried, i in enumerate(np.roll(order, -place)[:TRIES]):
+        for position in range(first, first + self.size):
+            for tried, i in enumerate(np.roll(order, -position)[:TRIES]):
                 try:
                     items.append(self.data[int(i)])
                     break
@@ -84,28 +84,30 @@ class Collate:
     def __call__(self, items: Sequence[vqa_items.VqaItem], numbers: Tensor) -> Batch:
         words = self.processor.tokenizer
         prompts = [load_vlm.prompt(self.processor, self.template.replace("{question}", item.question)) for item in items]
-        told = [f"{prompt} {item.answer}" for prompt, item in zip(prompts, items, strict=True)]
+        texts = [f"{prompt} {item.answer}" for prompt, item in zip(prompts, items, strict=True)]
         images = [self.reduced(item).image for item in items]
-        begun = bool(words.bos_token) and all(prompt.startswith(words.bos_token) for prompt in prompts)  # not twice
-        given = self.processor(images=images, text=told, padding=False, add_special_tokens=not begun)
-        rows = [[*row, words.eos_token_id] for row in given["input_ids"]]
-        asked = words(prompts, add_special_tokens=not begun)["input_ids"]  # each image is one token here
-        starts = [_shared(row, prompt, self.image_token) for row, prompt in zip(rows, asked, strict=True)]
+        has_bos = bool(words.bos_token) and all(
+            prompt.startswith(words.bos_token) for prompt in prompts
+        )  # a template may have added it
+        processed = self.processor(images=images, text=texts, padding=False, add_special_tokens=not has_bos)
+        rows = [[*row, words.eos_token_id] for row in processed["input_ids"]]
+        prompt_ids = words(prompts, add_special_tokens=not has_bos)["input_ids"]  # each image is one token here
+        starts = [_prompt_length(row, prompt, self.image_token) for row, prompt in zip(rows, prompt_ids, strict=True)]
         length = max(map(len, rows))
         ids = torch.full((len(rows), length), words.pad_token_id if words.pad_token_id is not None else words.eos_token_id)
-        real, said = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
+        real, answer = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
         for b, (row, start) in enumerate(zip(rows, starts, strict=True)):
             ids[b, length - len(row) :] = torch.tensor(row)
             real[b, length - len(row) :] = True
-            said[b, length - len(row) + start :] = True
-        following = F.pad(ids.masked_fill(~said, NO_ANSWER)[:, 1:], (0, 1), value=NO_ANSWER)
+            answer[b, length - len(row) + start :] = True
+        following = F.pad(ids.masked_fill(~answer, NO_ANSWER)[:, 1:], (0, 1), value=NO_ANSWER)
         text = real & (ids != self.image_token)
-        pixels = torch.as_tensor(np.stack([np.asarray(x) for x in given["pixel_values"]]))
+        pixels = torch.as_tensor(np.stack([np.asarray(x) for x in processed["pixel_values"]]))
         inputs = {"input_ids": ids, "attention_mask": real.long(), "pixel_values": pixels}
-        return Batch(inputs, following, text & ~said, text, numbers)
+        return Batch(inputs, following, text & ~answer, text, numbers)
 
     def reduced(self, item: vqa_items.VqaItem) -> vqa_items.VqaItem:
-        """The same question, about an image that is not larger than it may be."""
+        """The question with its image scaled down to the largest allowed size."""
         if self.largest is None or max(item.image.size) <= self.largest:
             return item
         image = item.image.copy()
@@ -113,32 +115,32 @@ class Collate:
         return replace(item, image=image)
 
 
-def _shared(row: Sequence[int], prompt: Sequence[int], image: int) -> int:
-    """How many tokens a row begins with that are the prompt's, in which every image has one token only."""
+def _prompt_length(row: Sequence[int], prompt: Sequence[int], image: int) -> int:
+    """How many tokens at the start of a row belong to the prompt, in which every image is one token only."""
     times = row.count(image) // max(1, prompt.count(image))
-    whole = [token for told in prompt for token in [told] * (times if told == image else 1)]
+    whole = [copy for token in prompt for copy in [token] * (times if token == image else 1)]
     return next((i for i, (a, b) in enumerate(zip(row, whole, strict=False)) if a != b), min(len(row), len(whole)))
 
 
 def read_data(config: PruningTraining) -> tuple[vqa_items.VqaData, vqa_items.VqaData]:
-    """The training and the validation questions; a UserError names everything of both that is missing."""
-    given, found, wrong = config.dataset_settings, [], []
+    """The training and the validation questions; a UserError with all problems of both."""
+    settings, splits, problems = config.dataset_settings, [], []
     for split in ("train", "val"):
-        files = getattr(given, split)
+        files = getattr(settings, split)
         try:
             data = vqa.load(
-                given.name,
+                settings.name,
                 questions=files.questions,
                 annotations=files.annotations,
                 images=files.images,
                 split=files.split or split,
                 limit=files.limit,
             )
-            for remark in data.check(given.max_broken):
+            for remark in data.check(settings.max_broken):
                 print(remark, file=sys.stderr)
-            found.append(data)
+            splits.append(data)
         except UserError as error:
-            wrong.append(f"dataset_settings.{split}: {error}")
-    if wrong:
-        raise UserError("; ".join(wrong))
-    return found[0], found[1]
+            problems.append(f"dataset_settings.{split}: {error}")
+    if problems:
+        raise UserError("; ".join(problems))
+    return splits[0], splits[1]

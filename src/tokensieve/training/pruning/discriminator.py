@@ -1,7 +1,7 @@
-"""A small network tells hidden states of the full model (real) from those of the pruned one (fake), by the words of the text.
+"""A discriminator between hidden states of the full model (real) and of the pruned one (fake), at the words of the text.
 
-The states of vision tokens are not compared: the pruned model has fewer of them. Every word's state is normalised, read by a
-small MLP, and the words are weighed by an attention of the network's own into one logit for each question.
+The states of vision tokens are not compared: the pruned model has fewer of them. Every word's state is normalised and read by a
+small MLP; an attention over the words pools them into one logit for each question.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Discriminator(nn.Module):
     @full_precision
     def forward(self, states: Tensor, words: Tensor) -> Tensor:
         states = states.float().masked_fill(~words[..., None], 0.0)
-        seen = F.gelu(self.read(F.layer_norm(states, states.shape[-1:])))  # (B, L, hidden)
-        share = self.weigh(seen)[..., 0].masked_fill(~words, -torch.inf).softmax(-1)  # (B, L)
-        told = (share[:, None] @ seen)[:, 0]  # (B, hidden)
-        return self.out(F.gelu(self.hidden(told)))[..., 0]
+        features = F.gelu(self.read(F.layer_norm(states, states.shape[-1:])))  # (B, L, hidden)
+        weights = self.weigh(features)[..., 0].masked_fill(~words, -torch.inf).softmax(-1)  # (B, L)
+        pooled = (weights[:, None] @ features)[:, 0]  # (B, hidden)
+        return self.out(F.gelu(self.hidden(pooled)))[..., 0]
 
-    def begin_anew(self, seed: int) -> None:
-        """Other random weights, the same ones for the same seed, and the global generators stay where they are."""
+    def reset_parameters(self, seed: int) -> None:
+        """New random weights from this seed, without a change of the global generators."""
         device = next(self.parameters()).device
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -41,5 +41,5 @@ class Discriminator(nn.Module):
 
 
 def critic_loss(logits: Tensor, real: bool) -> Tensor:
-    """The cross-entropy of calling these real, or fake."""
+    """The cross-entropy of classifying these as real, or as fake."""
     return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, float(real)))

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The files of a finished training of two-stage VLM pruning."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tokensieve.training.pruning.learner import PruningLearner
 
 
 def export(learner: PruningLearner, run: Path) -> dict[str, Any]:
-    """Write the parts (those of the best evaluation), its numbers as result.json, and the card, which is returned."""
+    """Write the parts of the best evaluation, its numbers as result.json, and the card, which is returned."""
     config = learner.config
     best = checkpoint.load(run / start.CHECKPOINTS / checkpoint.BEST)
-    learner.take(best.state["learner"])
+    learner.load_weights(best.state["learner"])
     done = {"step": best.step, "steps": learner.steps, "training_seconds": round(learner.seconds)}
-    evaluation = best.state["progress"]["evaluation"] | learner.times()
+    evaluation = best.state["progress"]["evaluation"] | learner.evaluator.times()
     files.write_json(run / "result.json", evaluation | done)
     trained = {
         "model": learner.loaded.name,
@@ -29,7 +29,7 @@ def export(learner: PruningLearner, run: Path) -> dict[str, Any]:
         "dataset": config.dataset_settings.name,
         "plans": [str(learner.plan)],
         "steps": best.step,
-        "seed": learner.how.seed,
+        "seed": learner.optim.seed,
     }
     for name, part in learner.parts.items():
         part_files.save_part(run / f"{name}.safetensors", name, part, learner.model, trained)
@@ -39,7 +39,7 @@ def export(learner: PruningLearner, run: Path) -> dict[str, Any]:
         "trained": trained,
         "objective": "adversarial at the words' hidden states, cross-entropy of the answers, counts of tokens",
         "recipe": config.recipe(),
-        "questions": learner.steps * learner.a_step,
+        "questions": learner.steps * learner.samples_per_step,
         "seconds": round(learner.seconds),
         "parameters": {name: sum(p.numel() for p in part.parameters()) for name, part in learner.groups.items()},
         "versions": {"torch": torch.__version__, "numpy": np.__version__},

@@ -1,0 +1,85 @@
+"""`tokensieve show` of questions about images: what plans keep, with the answers of a vision-language model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokensieve.data.vqa import load as load_questions
+from tokensieve.data.vqa_items import VqaItem
+from tokensieve.device import to_device
+from tokensieve.drawing import show
+from tokensieve.drawing.band import Band, as_image, make_band
+from tokensieve.drawing.geometry import find_frame
+from tokensieve.drawing.sheet import draw
+from tokensieve.drawing.show_images import EMBEDDED, apply_quietly, load_model, read_plans
+from tokensieve.errors import UserError
+from tokensieve.models.loading import vlm
+from tokensieve.models.registry import open_tower
+from tokensieve.parts.protocol import Weights
+from tokensieve.plan import Plan
+from tokensieve.tasks.vqa.answering import answer, ask
+
+NamedQuestion = tuple[str, VqaItem, int]  # name, question with its image, and its number within the run
+
+
+def accepts(args: argparse.Namespace) -> bool:
+    return args.model_type == "vlm" or args.model == vlm.EMBEDDED or args.question is not None
+
+
+def run(args: argparse.Namespace) -> list[Path]:
+    """Draw images under all plans, with the answers to questions about them; the files."""
+    plans = read_plans(args)
+    questions = [read(text, number, args.question) for number, text in enumerate(args.images)]
+    sheets = show.sheets(args.output or show.DEFAULT_OUTPUT, [name for name, _, _ in questions], str(plans[0]))
+    loaded = load_model(args, "vlm")
+    assert isinstance(loaded, vlm.LoadedVlm)
+    bands = make_bands(loaded, plans, questions, seed=args.seed, weights=args.weights)
+    return show.write({path: draw([band for number in numbers for band in bands[number]]) for path, numbers in sheets.items()})
+
+
+def read(text: str, number: int, question: str | None) -> NamedQuestion:
+    """The question that an argument means: about a file, or embedded:N with its own question unless another is given."""
+    if not text.startswith(EMBEDDED):
+        if question is None:
+            raise UserError(f"{text}: a vision-language model needs a question about the image; give --question 'what is ...?'")
+        return Path(text).name, VqaItem(as_image(text), question, [], text), number
+    data = load_questions("embedded-questions", split="test")
+    index = text.removeprefix(EMBEDDED)
+    if not (index.isascii() and index.isdigit() and int(index) < len(data)):
+        raise UserError(f"{text}: there are the questions {EMBEDDED}0 to {EMBEDDED}{len(data) - 1}")
+    item = data[int(index)]
+    return text, item if question is None else replace(item, question=question, answers=[]), int(index)
+
+
+def make_bands(
+    loaded: vlm.LoadedVlm,
+    plans: Sequence[Plan],
+    questions: Sequence[NamedQuestion],
+    *,
+    seed: int = 0,
+    weights: Weights = None,
+) -> list[list[Band]]:
+    """For every image a band for every plan, with the question, the full model's answer and the plan's."""
+    model: Any = loaded.model
+    grid = open_tower(model).grid
+    inputs = to_device(ask(loaded.processor, [item for _, item, _ in questions]), model.device)
+    headings = []
+    for (name, item, _), full in zip(questions, answer(model, loaded.processor, inputs), strict=True):
+        expected = f", expected: {item.answer!r}" if item.answers else ""
+        headings.append(f"{name}: {item.question} Full model: {full!r}{expected}")
+    bands: list[list[Band]] = [[] for _ in questions]
+    for plan in plans:
+        handle = apply_quietly(model, plan, seed, weights)
+        with handle, handle.call(samples=torch.tensor([number for _, _, number in questions])):
+            answers = answer(model, loaded.processor, inputs)
+        for row, (_, item, _) in enumerate(questions):
+            frame = find_frame(loaded.transform, item.image.size)
+            band = make_band(handle, item.image, row, frame=frame, grid=grid, name=headings[row])
+            bands[row].append(replace(band, notes=[f"answer: {answers[row]!r}", *band.notes]))
+    return bands
