@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.rounding import assert_near
+from tests.support.rounding import assert_near
 from tokensieve import Reduction
 from tokensieve.methods.registry import get_method
 from tokensieve.scoring import noise

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-from tests.rounding import assert_near
+from tests.support.rounding import assert_near
 from tokensieve import config, embedded, training
 from tokensieve.embedded import scenes
 from tokensieve.embedded.datasets import EmbeddedQuestions

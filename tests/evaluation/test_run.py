@@ -845,10 +845,10 @@ def test_signals_end_the_run_with_their_code(
 ) -> None:
     (tmp_path / "run.py").write_text(
         "import sys, time, open_clip\n"
-        "from tokensieve import evaluate\n"
+        "from tokensieve.evaluation import run\n"
         "from tokensieve.cli import main\n"
         "def slow(*a, **k):\n    print('ready', flush=True)\n    time.sleep(600)\n"
-        "evaluate.run_job = slow\n"
+        "run.run_job = slow\n"
         f"open_clip.add_model_config({str(Path(tiny_clip.weights).parent / 'tiny-clip.json')!r})\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )

@@ -13,7 +13,7 @@ from clip_benchmark.metrics import zeroshot_classification as theirs
 from sklearn.metrics import balanced_accuracy_score
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.rounding import assert_near
+from tests.support.rounding import assert_near
 from tokensieve.errors import UserError
 from tokensieve.tasks import statistics
 from tokensieve.tasks.zeroshot_classification import task

@@ -33,7 +33,7 @@ def run(
     quiet: bool = False,
     report: Report | None = None,
 ) -> Path:
-    """Train or search what the file (or a section of it that was read already) describes; the folder where all of it is.
+    """Train what the file (or a section of it that was read already) describes; the folder where all of it is.
 
     The last evaluation goes to result.json; a learner that keeps the best weights instead writes there what those reach. One
     that counts its steps itself, say from the size of its data, has `steps`, and may have `checkpoint_every` and
@@ -42,10 +42,6 @@ def run(
     check_launcher(os.environ)
     if isinstance(config, (str, Path)):
         path, config = config, load(config)
-        if config.searches:
-            from tokensieve import search
-
-            return search.run(path, output, quiet)
         check_files(path, config)
     folder = Path(output) if output is not None else config.output
 

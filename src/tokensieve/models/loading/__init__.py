@@ -13,16 +13,14 @@ is asked only if a connection to it opens. What --model and --pretrained mean:
 from __future__ import annotations
 
 import os
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.models.loading.fingerprints import identity
-from tokensieve.models.loading.ja_clip import load_ja_clip
-from tokensieve.models.loading.load_errors import collect_warnings, translate_load_errors
-from tokensieve.models.loading.loaded import Loaded
-from tokensieve.models.loading.open_clip import SCHEMAS, check_weights_file, create
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokensieve.models.loading.loaded import Loaded
 
 EXAMPLES = {  # of types that have no model of ours
     "hf": "--model openai/clip-vit-base-patch16, or a folder with such a model",
@@ -35,6 +33,7 @@ def model_pairs(
 ) -> list[tuple[str, str]]:
     """(model, weights) of every run: --pretrained_model if given, else every --model with every --pretrained."""
     from tokensieve import embedded
+    from tokensieve.models.loading.open_clip import SCHEMAS
 
     ours = {"vlm": embedded.LLAVA, "reid": embedded.REID}
     if model_type in ours:
@@ -79,6 +78,7 @@ def check_model(model: str, pretrained: str, model_type: str = "open_clip") -> N
     from tokensieve.models.loading import hf as load_hf
     from tokensieve.models.loading import timm as load_timm
     from tokensieve.models.loading import vlm as load_vlm
+    from tokensieve.models.loading.open_clip import SCHEMAS, check_weights_file
     from tokensieve.reid import loading
 
     if model_type == "vlm":
@@ -131,15 +131,21 @@ def load(
     model_type: str = "open_clip",
     cache_dir: str | None = None,
     device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
 ) -> Loaded:
     """The model by its name, with its transform and tokenizer, in evaluation mode on the device."""
     from tokensieve.models.loading import hf as load_hf
     from tokensieve.models.loading import timm as load_timm
     from tokensieve.models.loading import vlm as load_vlm
+    from tokensieve.models.loading.fingerprints import identity
+    from tokensieve.models.loading.ja_clip import load_ja_clip
+    from tokensieve.models.loading.load_errors import collect_warnings, translate_load_errors
+    from tokensieve.models.loading.loaded import Loaded
+    from tokensieve.models.loading.open_clip import SCHEMAS, create
     from tokensieve.reid import loading
 
     if model_type == "vlm":
-        return load_vlm.load(model, device, cache_dir=cache_dir, revision=pretrained)
+        return load_vlm.load(model, device, dtype, cache_dir=cache_dir, revision=pretrained)
     check_model(model, pretrained, model_type)
     if model_type == "reid":
         return loading.load(model, device)
@@ -171,6 +177,8 @@ def architecture(
     """The bare model by its name: no tokenizer, random weights if none are named, any image size."""
     from tokensieve.models.loading import hf as load_hf
     from tokensieve.models.loading import timm as load_timm
+    from tokensieve.models.loading.load_errors import collect_warnings
+    from tokensieve.models.loading.open_clip import create
 
     if model_type == "hf":
         assert not isinstance(image_size, tuple)  # its configurations have square images

@@ -33,6 +33,11 @@ class LoadedVlm(Loaded):
     name: str = ""
 
 
+def is_embedded(name: str) -> bool:
+    """Whether this is the vision-language model that ships with the package."""
+    return name == EMBEDDED
+
+
 def check_model(name: str, revision: str = "") -> None:
     """A UserError if this is not ours, no folder of a model, and cannot be an id on the Hub."""
     if name == EMBEDDED:

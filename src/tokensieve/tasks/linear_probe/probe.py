@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The linear layer of a probe: its training, the search for its weight decay, and its scores."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Probe:
         return layer
 
     def logits(self, layer: nn.Linear, features: Tensor) -> Tensor:
-        """What the layer says, on the CPU.  (n, C)"""
+        """The layer's outputs, on the CPU.  (n, C)"""
         with torch.no_grad(), self.precision():
             return torch.cat([layer(part.to(self.device)).cpu() for part in features.split(self.batch_size)]).float()
 
