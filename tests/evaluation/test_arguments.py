@@ -11,11 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support import toy_plugin
 from tests.support.evaluation import Run, only
-from tokensieve.cli import main
-from tokensieve.evaluation import results
+from tokensieve import embedded
+from tokensieve.cli import main, parse
+from tokensieve.errors import UserError
+from tokensieve.evaluation import arguments, results
 from tokensieve.models.loading import hub
+from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
 from tokensieve.plan import Plan
+from tokensieve.tasks.registry import TASKS, TaskSpec
 
 
 @pytest.mark.parametrize(
@@ -213,3 +218,47 @@ def test_every_flag_of_clip_benchmark_is_ours_with_its_default(monkeypatch: pyte
             same = ours[name] == value or ours[name] == [value]
             assert same, (name, ours[name], value)
     assert expected["output"] == results.DEFAULT_OUTPUT
+
+
+@pytest.mark.parametrize(
+    ("flags", "dataset", "model_type"),
+    [
+        ([], None, "open_clip"),
+        (["--task", "linear_probe"], ["embedded"], "open_clip"),
+        (["--task", "zeroshot_retrieval"], ["embedded-captions"], "open_clip"),
+        (["--task", "vqa"], ["embedded-questions"], "vlm"),
+        (["--model_type", "vlm"], ["embedded-questions"], "vlm"),
+        (["--model", embedded.LLAVA], ["embedded-questions"], "vlm"),
+        (["--model", embedded.REID], ["embedded-reid"], "reid"),
+        (["--dataset", "RGBNT201"], ["RGBNT201"], "reid"),
+        (["--model_type", "timm", "--dataset", "cifar10"], ["cifar10"], "timm"),
+    ],
+)
+def test_task_model_and_data_decide_each_other(flags: list[str], dataset: list[str] | None, model_type: str) -> None:
+    resolved = arguments.resolve_task_and_model_type(parse(["eval", *flags]))
+    assert (resolved.dataset, resolved.model_type) == (dataset, model_type)
+
+
+def test_a_task_of_a_plugin_with_models_of_its_own_is_validated_the_same_way() -> None:
+    spec = TaskSpec(
+        "depth",
+        "depth of every pixel",
+        implementation="somewhere:DepthTask",
+        contents="depths",
+        dataset="embedded",
+        metrics=("rmse",),
+        main_metrics=("rmse",),
+        model_type="depth_model",
+        model_description="a depth model predicts depths",
+    )
+    model_type = ModelType("depth_model", "depth models", check="x:y", load="x:y", is_model_name="builtins:callable")
+    with toy_plugin.loaded_plugins_are_forgotten():
+        TASKS.add(spec)
+        MODEL_TYPES.add(model_type)
+        for flags, message in (
+            (["--task", "depth"], "embedded has labels, but the task depth needs depths"),
+            (["--task", "depth", "--dataset", "wds/x"], "wds/x has labels or captions, but the task depth needs depths"),
+            (["--model_type", "depth_model", "--dataset", "cifar10"], "a depth model predicts depths: give --dataset embedded"),
+        ):
+            with pytest.raises(UserError, match=message):
+                arguments.resolve_task_and_model_type(parse(["eval", *flags]))

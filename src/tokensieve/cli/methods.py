@@ -19,7 +19,7 @@ def run_methods(args: argparse.Namespace) -> None:
         about = [
             f"needs {' and '.join(method.needs)}" if method.needs else "needs nothing but the tokens",
             f"options {options}" if options else "no options",
-            f"paper: {method.paper}" if method.paper else "no paper",
+            *([f"paper: {method.paper}"] if method.paper else []),
         ]
         print(f"{method.name:<10} {method.summary}\n{'':<10} {'; '.join(about)}")
 
