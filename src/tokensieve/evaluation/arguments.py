@@ -26,7 +26,7 @@ TOKEN_SELECTION_FLAGS = {  # flag: its argument of selection_plan
     "token_selection_alpha": "alpha",
 }
 PRUNING_FLAGS = {flag: flag for flag in ("k_anchors", "top_m", "alpha", "prune_layer")}
-STREAM_CONTENTS = ("labels", "captions")  # what data can hold of which only opening it tells
+STREAM_CONTENTS = ("labels", "captions")  # what data can hold whose contents are known only when it is opened
 
 
 # ---------------------------------------------------------------------------------------------------- task and model type
@@ -90,7 +90,7 @@ def tasks_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def check_contents(dataset: str, contents: str | None, task: str) -> None:
-    """A UserError if the data holds something else than the task needs. contents: None where only opening the data tells."""
+    """A UserError if the data holds something else than the task needs. contents: None if only opening it shows them."""
     needed = TASKS[task].contents
     if contents == needed or (contents is None and needed in STREAM_CONTENTS):
         return
@@ -98,7 +98,7 @@ def check_contents(dataset: str, contents: str | None, task: str) -> None:
     others = " or ".join(spec.name for spec in all_tasks() if spec.contents in held)
     raise UserError(
         f"{dataset} has {' or '.join(held)}, but the task {task} needs {needed}: give "
-        f"{f'--task {others}, or ' if others else ''}another --dataset, {TASKS[task].dataset} say."
+        f"{f'--task {others}, or ' if others else ''}another --dataset, for example {TASKS[task].dataset}."
     )
 
 

@@ -181,6 +181,7 @@ def _reduction() -> list[Flag]:
 
 
 def _how() -> list[Flag]:
+    stored = " or ".join(task.name for task in all_tasks() if task.runs_without_model)
     return [
         Flag("batch_size", "default: 64", 64, {"type": integer_in(1), "metavar": "N"}, group=HOW),
         Flag("num_workers", "processes that read data (default: 4)", 4, {"type": integer_in(0), "metavar": "N"}, group=HOW),
@@ -210,6 +211,7 @@ def _how() -> list[Flag]:
             group=HOW,
             repeats=True,
         ),
+        Flag("skip_load", f"with {stored}: use the features of an earlier run and load no model", False, ON, group=HOW),
         Flag("quiet", "no progress, no table", True, {"action": "store_false", "dest": "verbose"}, group=HOW),
     ]
 

@@ -67,12 +67,6 @@ TASKS.add(
                 separates_results=True,
             ),
             Flag("feature_root", "where features are kept (default: features)", "features", {"metavar": "DIR"}),
-            Flag(
-                "skip_load",
-                "the features are there from an earlier run: load no model",
-                default=False,
-                options={"action": "store_true"},
-            ),
         ),
         runs_without_model=True,
         order=40,
