@@ -33,10 +33,11 @@ WEIGHTS = Flag(
 
 def model_type_flag() -> Flag:
     """--model_type, with what --model and --pretrained mean for each."""
-    meanings = "; ".join(f"{kind.name}: {kind.summary}" for kind in MODEL_TYPES.values())
+    meanings = ", ".join(f"{kind.name} ({kind.summary})" for kind in MODEL_TYPES.values())
     return Flag(
         "model_type",
-        f"the library that the model comes from (default: {DEFAULT_MODEL_TYPE}). --model and --pretrained are for {meanings}",
+        f"the library that the model comes from (default: {DEFAULT_MODEL_TYPE}), and what --model and --pretrained mean: "
+        f"{meanings}",
         default=DEFAULT_MODEL_TYPE,
         options={"type": one_of(*MODEL_TYPES), "metavar": "{" + ",".join(MODEL_TYPES) + "}"},
         group=WHAT,
@@ -104,7 +105,7 @@ def _what() -> list[Flag]:
         ),
         Flag(
             "model",
-            f"models: names, folders or Hub ids, see --model_type (default: the embedded one, {models})",
+            f"models: names, folders or Hub ids, see --model_type (default: {models})",
             options={"nargs": "+", "metavar": "NAME"},
             group=WHAT,
         ),
