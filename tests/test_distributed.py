@@ -62,9 +62,9 @@ import open_clip
 import torch
 torch.set_num_threads(1)
 open_clip.add_model_config({config!r})
-from tokensieve import evaluate
 from tokensieve.cli import main
-fault, real = os.environ.get("FAULT"), evaluate._pass_over
+from tokensieve.evaluation import run_job
+fault, real = os.environ.get("FAULT"), run_job.run_pass
 def faulty(*args, **kwargs):
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID")) == "1":
         if fault == "die":
@@ -72,7 +72,7 @@ def faulty(*args, **kwargs):
         time.sleep(600)
     return real(*args, **kwargs)
 if fault:
-    evaluate._pass_over = faulty
+    run_job.run_pass = faulty
 sys.exit(main(sys.argv[1:]))
 """
 

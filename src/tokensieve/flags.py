@@ -1,9 +1,9 @@
-"""Command-line flags as values: what a task, a command or a plug-in declares, and the types their words are read with."""
+"""Command-line flags as values, which tasks, commands and plug-ins declare, and the argument types of these flags."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,23 +21,58 @@ class Flag:
     name: str  # without dashes: "recall_k"
     help: str
     default: Any = None
-    options: dict[str, Any] = field(default_factory=dict)  # more arguments of argparse's add_argument: type, nargs, metavar
+    options: dict[str, Any] = field(default_factory=dict)  # more arguments of argparse's add_argument: type, nargs, action
+    aliases: tuple[str, ...] = ()  # other names of the same flag
+    group: str = ""  # heading in the help of `eval`; default: that of its task
     separates_results: bool = False  # results with other values are other experiments: the report shows them apart
     repeats: bool = False  # not part of the result's key, but needed to make the result again
+    names_result: bool = False  # a switch that is part of the name of the result file
+    per_dataset: bool = False  # takes one value for all data sets, or one for each
     excludes: str = ""  # flags with the same word here exclude each other
 
+    @property
+    def dest(self) -> str:
+        """The attribute of the parsed arguments that holds its value."""
+        return str(self.options.get("dest", self.name))
+
+    @property
+    def switch(self) -> bool | None:
+        """What a flag without a value sets; None for a flag with a value."""
+        return {"store_true": True, "store_false": False}.get(self.options.get("action", ""))
+
+    def words(self, value: Any) -> list[str]:
+        """What to type for a value; nothing for the default."""
+        name = f"--{self.name}"
+        if self.switch is not None:
+            return [name] if value is self.switch else []
+        if value is None or value == self.default or [value] == self.default:
+            return []
+        values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
+        if self.options.get("action") == "append":
+            return [word for one in values for word in (name, one)]
+        return [name, *values]
+
     def add_to(self, parser: Any) -> None:
-        """Adds the flag to a parser or to a group of one."""
-        parser.add_argument(f"--{self.name}", default=self.default, help=self.help, **self.options)
+        """Add the flag to a parser or to a group of one."""
+        names = [f"--{name}" for name in (self.name, *self.aliases)]
+        parser.add_argument(*names, **{"dest": self.dest, "default": self.default, "help": self.help, **self.options})
 
 
-def add_flags(parser: Any, flags: tuple[Flag, ...]) -> None:
-    """Adds flags to a parser or to a group of one."""
+def add_flags(parser: Any, flags: Iterable[Flag]) -> None:
+    """Add flags to a parser or to a group of one."""
     exclusive: dict[str, Any] = {}
     for flag in flags:
         if flag.excludes and flag.excludes not in exclusive:
             exclusive[flag.excludes] = parser.add_mutually_exclusive_group()
         flag.add_to(exclusive[flag.excludes] if flag.excludes else parser)
+
+
+PLUGIN = Flag(
+    "plugin",
+    "a Python file that adds methods, tasks, data sets or commands; may be given several times",
+    options={"action": "append", "metavar": "FILE"},
+    repeats=True,
+)
 
 
 def one_of(*options: str) -> Callable[[str], str]:

@@ -137,9 +137,12 @@ def test_the_embedded_model_is_the_default(run: Run, model: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--task", "vqa", "--dataset", "embedded"], "embedded has no questions"),
-        (["--task", "linear_probe", "--dataset", "embedded-questions"], "has questions, so the task cannot be linear_probe"),
-        (["--dataset", "embedded", "embedded-questions"], "run them one after another"),
+        (["--task", "vqa", "--dataset", "embedded"], "embedded has labels, but the task vqa needs questions"),
+        (
+            ["--task", "linear_probe", "--dataset", "embedded-questions"],
+            "has questions, but the task linear_probe needs labels: give --task vqa",
+        ),
+        (["--dataset", "embedded", "embedded-questions"], "in a separate run"),
         (["--model_type", "vlm", "--dataset", "embedded"], "answers questions"),
         (["--model_type", "hf", "--task", "vqa"], "needs vlm"),
         (["--task", "vqa", "--token_fusion", "weighted"], "has none"),

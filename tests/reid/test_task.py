@@ -131,9 +131,9 @@ def test_what_a_plan_costs_is_that_of_all_modalities(run: Run, monkeypatch: pyte
     seen: list[tuple[set[str], bool]] = []
     real = planned_model.PlannedModel.__call__
 
-    def watched(self: Any, images: Any, samples: Any = None, aside: bool = False) -> Any:
+    def watched(self: Any, images: Any, samples: Any = None, timed: bool = True) -> Any:
         before = len(self.times)
-        made = real(self, images, samples, aside)
+        made = real(self, images, samples, timed)
         seen.append(({*images} - {"cameras"}, len(self.times) > before))
         return made
 
@@ -322,14 +322,14 @@ def test_every_combination_is_compared_once() -> None:
         (["--model", "siev-reid-6"], "Did you mean 'sieve-reid-6'"),
         (["--model", "."], "config.json"),
         (["--pretrained", "openai"], "--pretrained openai: .*leave it out"),
-        (["--task", "vqa"], "RGBNT201 has no questions"),
-        (["--task", "linear_probe"], "has objects to be found again, so the task cannot be linear_probe"),
+        (["--task", "vqa"], "RGBNT201 has objects, but the task vqa needs questions"),
+        (["--task", "linear_probe"], "has objects, but the task linear_probe needs labels: give --task reid"),
         (
             ["--dataset", "embedded"],
-            "a re-identification model finds objects again: give --dataset embedded-reid, not embedded",
+            "a re-identification model recognises objects: give --dataset embedded-reid, not embedded",
         ),
-        (["--task", "reid", "--dataset", "embedded"], "embedded has no objects to be found again"),
-        (["--dataset", "RGBNT201", "embedded-questions"], "run them one after another"),
+        (["--task", "reid", "--dataset", "embedded"], "embedded has labels, but the task reid needs objects"),
+        (["--dataset", "RGBNT201", "embedded-questions"], "in a separate run"),
         (["--model_type", "hf"], "needs reid"),
         (["--dataset", "rgbnt210"], "Did you mean 'RGBNT201'"),
         (["--dataset", "embedded-ried"], "Did you mean 'embedded-reid'"),

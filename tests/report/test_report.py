@@ -16,8 +16,7 @@ from tests.support.paths import ROOT
 from tokensieve import report
 from tokensieve.cli import parse
 from tokensieve.errors import UserError
-from tokensieve.report import fields, plots, sections
-from tokensieve.report.plots import Point
+from tokensieve.report import fields, sections
 
 VOID = {"meta", "img", "br"}
 
@@ -447,35 +446,6 @@ def test_trained_weights_of_the_pictures_are_those_of_the_results_or_it_is_said(
     assert drawn(mark, weights=[str(file)]) == (usual, False)  # the file is another now
     for gone in ([str(tmp_path / "gone.safetensors")], [3], "x", [str(tmp_path)[:1] + "\0"]):
         assert drawn(resolve.parts_fingerprint({"learned": other}), weights=gone) == (usual, True)
-
-
-# --------------------------------------------------------------------------------------------------------------------- plotting
-
-
-def point(x: float, y: float) -> Point:
-    return Point(x, y, None, "p", "told", "0")
-
-
-def test_frontier_against_all_pairs() -> None:
-    points = [point(x * 7 % 11, x * 5 % 13) for x in range(30)]
-    beaten = {(a.x, a.y) for a in points for b in points if b.x <= a.x and b.y >= a.y and (b.x < a.x or b.y > a.y)}
-    assert {(a.x, a.y) for a in plots.frontier(points)} == {(a.x, a.y) for a in points} - beaten
-
-
-@pytest.mark.parametrize("points", [[point(1, 1)], [point(0, 0)], [point(1, 2), point(1, 2)], [point(1e-9, 1e9), point(5, -3)]])
-def test_plots_of_few_or_extreme_points_stay_within_the_frame(points: list[Point]) -> None:
-    drawn = plots.plot(points, "x", "y", "t")
-    assert "nan" not in drawn and "inf" not in drawn
-    for x, y in re.findall(r'cx="([-\d.]+)" cy="([-\d.]+)"', drawn):
-        assert 0 <= float(x) <= plots.WIDTH and 0 <= float(y) <= plots.HEIGHT
-    assert re.findall(r'class="tick"', drawn)
-
-
-def test_labels_avoid_each_other() -> None:
-    spots = [(200.0, 200.0 + 14 * number) for number in range(6)]
-    starts = plots._labels(["anchor(k=10)"] * 6, spots)
-    boxes = [(x, y - plots.LINE + 3, x + 12 * plots.LETTER, y + 3) for x, y in starts]
-    assert all(plots._overlap(a, b) == 0 for n, a in enumerate(boxes) for b in boxes[:n])
 
 
 # --------------------------------------------------------------------------------------------------------------------- command

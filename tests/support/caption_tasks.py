@@ -29,9 +29,9 @@ def noise(number: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(number))
 
 
-def setup_of(model: Any, tokenizer: Any, size: int | None = None, **args: Any) -> TaskContext:
-    """A Setup of what a caption task looks at."""
-    said: list[str] = []
+def context_of(model: Any, tokenizer: Any, size: int | None = None, **args: Any) -> TaskContext:
+    """A context with what a caption task uses."""
+    messages: list[str] = []
     source = SimpleNamespace(size=size)
     made = {
         "model": "tiny",
@@ -43,7 +43,7 @@ def setup_of(model: Any, tokenizer: Any, size: int | None = None, **args: Any) -
         "device": torch.device("cpu"),
         "precision": contextlib.nullcontext,
         "show": False,
-        "say": said.append,
+        "warn": messages.append,
         "source": lambda split: source,
     }
     return TaskContext(**made)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.caption_tasks import noise, run, run_shared, sentence, setup_of, stock_generate, tiny_coca
+from tests.support.caption_tasks import context_of, noise, run, run_shared, sentence, stock_generate, tiny_coca
 from tokensieve.cutting.handle import apply
 from tokensieve.errors import UserError
 from tokensieve.tasks.captioning import beam_search, metrics
@@ -118,30 +118,30 @@ def test_numbers_are_clip_benchmarks(coca, monkeypatch):
     monkeypatch.setattr(metrics, "reachable", lambda *hosts: False)
     batches = captioned()
     # The tiny model's captions share hardly a word with the references: let some references be what it writes.
-    task = CaptioningTask(setup_of(coca.model, coca.tokenizer))
+    task = CaptioningTask(context_of(coca.model, coca.tokenizer))
     for number, (images, texts) in enumerate(batches):
-        for told, text in zip(texts[number::2], task.act(coca.model, images)[number::2], strict=True):
+        for told, text in zip(texts[number::2], task.run(coca.model, images)[number::2], strict=True):
             told.append(" ".join(text.split()[:-2]) + ", (a dog)!")
     with stock_generate(), torch.inference_mode(), contextlib.redirect_stdout(io.StringIO()):
         theirs = upstream.evaluate(coca.model, batches, 5, "cpu", None)
-    ours = run(task, batches, lambda images: task.act(coca.model, images))
+    ours = run(task, batches, lambda images: task.run(coca.model, images))
     assert set(theirs) == {"Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "SPICE"}
     for name in set(theirs) - {"SPICE"}:
         assert ours[name] == pytest.approx(float(theirs[name]), abs=1e-6)
         assert ours[name] > 0 and 0 < ours[f"{name}_stderr"] < 1.5
     assert "SPICE" not in ours
-    (told,) = task.setup.say.__self__
+    (told,) = task.context.warn.__self__
     assert told.startswith("SPICE is left out") and "nlp.stanford.edu" in told
 
 
 def test_shared_batches_give_the_captions_in_order(coca, monkeypatch):
-    monkeypatch.setattr(metrics, "check", lambda: None)
+    monkeypatch.setattr(metrics, "check_java", lambda: None)
     monkeypatch.setattr(metrics, "score", lambda written, references, say: {"told": (written, references)})
-    task = CaptioningTask(setup_of(coca.model, coca.tokenizer))
+    task = CaptioningTask(context_of(coca.model, coca.tokenizer))
     batches = captioned()
 
     def encode(images):
-        return task.act(coca.model, images)
+        return task.run(coca.model, images)
 
     told = run(task, batches, encode)
     assert told == run_shared(task, batches, encode)
@@ -152,13 +152,13 @@ def test_shared_batches_give_the_captions_in_order(coca, monkeypatch):
 def test_a_model_that_does_not_write_is_told_which_do(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
     with pytest.raises(UserError, match=r"cannot write captions.*--model sieve-coca-8 --pretrained captions-v1.*coca_ViT-B-32"):
-        CaptioningTask(setup_of(model, tokenizer))
+        CaptioningTask(context_of(model, tokenizer))
 
 
 def test_without_java_nothing_is_run(coca, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"needs Java.*apt install"):
-        CaptioningTask(setup_of(coca.model, coca.tokenizer))
+        CaptioningTask(context_of(coca.model, coca.tokenizer))
 
 
 @pytest.mark.parametrize("program", ["exit 3", "exec sleep 5"])
@@ -168,7 +168,7 @@ def test_a_java_that_fails_or_hangs_is_told(tmp_path, monkeypatch, program):
     java.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(metrics, "SECONDS", 0.3)
-    with pytest.raises(UserError, match="cannot be split into words"):
+    with pytest.raises(UserError, match="tokenizing the captions failed"):
         metrics.score(["a dog"], [["a cat"]], print)
     with pytest.raises(metrics._LeftOut, match="Java program failed"):
         metrics._meteor({0: ["a cat"]}, {0: ["a dog"]})
@@ -181,10 +181,10 @@ def test_a_metric_that_fails_is_left_out_and_the_others_stay(monkeypatch):
     monkeypatch.setattr(metrics, "_tokenize", lambda texts: list(texts))
     monkeypatch.setattr(metrics, "_meteor", fails)
     monkeypatch.setattr(metrics, "reachable", lambda *hosts: False)
-    said: list[str] = []
-    found = metrics.score(["a red dog", "a blue cat"], [["a red dog", "dog"], ["the blue cat"]], said.append)
+    messages: list[str] = []
+    found = metrics.score(["a red dog", "a blue cat"], [["a red dog", "dog"], ["the blue cat"]], messages.append)
     assert {"Bleu_4", "ROUGE_L", "CIDEr"} <= set(found) and not {"METEOR", "SPICE"} & set(found)
-    assert said[0] == "METEOR is left out: no wish to" and said[1].startswith("SPICE")
+    assert messages[0] == "METEOR is left out: no wish to" and messages[1].startswith("SPICE")
 
 
 def test_a_spice_that_cannot_run_is_left_out(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from clip_benchmark.metrics import image_caption_selection
 
-from tests.support.caption_tasks import noise, run, run_shared, sentence, setup_of
+from tests.support.caption_tasks import context_of, noise, run, run_shared, sentence
 from tokensieve.errors import UserError
 from tokensieve.tasks.image_caption_selection.task import CaptionSelectionTask, right
 
@@ -29,7 +29,7 @@ def test_numbers_are_clip_benchmarks(tiny_clip, images, captions):
     model, _, tokenizer = tiny_clip.make()
     batches = instances(images, captions)
     theirs = image_caption_selection.evaluate(model, batches, tokenizer, "cpu", amp=False)
-    task = CaptionSelectionTask(setup_of(model, tokenizer))
+    task = CaptionSelectionTask(context_of(model, tokenizer))
     ours = run(task, batches, model.encode_image)
     assert {name for name in ours if not name.endswith("_stderr")} == set(theirs)
     for name, p in theirs.items():
@@ -52,6 +52,6 @@ def test_every_image_and_every_caption_must_be_right():
 
 def test_as_many_captions_are_needed_for_every_image(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
-    task = CaptionSelectionTask(setup_of(model, tokenizer))
+    task = CaptionSelectionTask(context_of(model, tokenizer))
     with pytest.raises(UserError, match=r"2 to 3.*zeroshot_retrieval"):
         task.batch("test", noise(0, 2, 3, 48, 32), [["a", "b"], ["a", "b", "c"]], [model.encode_image])

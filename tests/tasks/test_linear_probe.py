@@ -63,12 +63,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def setup(tiny_clip: SimpleNamespace, folder: Path, tmp_path: Path) -> Callable[..., TaskContext]:
+def context(tiny_clip: SimpleNamespace, folder: Path, tmp_path: Path) -> Callable[..., TaskContext]:
     model, transform, tokenizer = tiny_clip.make()
 
     def make(**changes: Any) -> TaskContext:
-        own = {"fingerprint": "f" * 32, "root": folder, "say": pytest.fail, **changes}
-        fingerprint, root, say = own.pop("fingerprint"), own.pop("root"), own.pop("say")
+        own = {"fingerprint": "f" * 32, "root": folder, "warn": pytest.fail, **changes}
+        fingerprint, root, warn = own.pop("fingerprint"), own.pop("root"), own.pop("warn")
         args = argparse.Namespace(**{**SETTINGS, "feature_root": str(tmp_path / "features"), **own})
         loaded = Loaded(None if args.skip_load else model, transform, tokenizer, "" if args.skip_load else fingerprint)
 
@@ -78,14 +78,14 @@ def setup(tiny_clip: SimpleNamespace, folder: Path, tmp_path: Path) -> Callable[
             )
 
         cpu = torch.device("cpu")
-        return TaskContext("tiny-clip", "tiny", "fer2013", "en", args, loaded, cpu, contextlib.nullcontext, False, say, source)
+        return TaskContext("tiny-clip", "tiny", "fer2013", "en", args, loaded, cpu, contextlib.nullcontext, False, warn, source)
 
     return make
 
 
-def run(setup: TaskContext, plan: str = "none") -> tuple[dict[str, Any], int]:
+def run(context: TaskContext, plan: str = "none") -> tuple[dict[str, Any], int]:
     """The numbers, and how many passes over images they took."""
-    task = LinearProbeTask(setup)
+    task = LinearProbeTask(context)
     records: dict[str, list[Any]] = {}
     passes = 0
     for split, source in task.sources().items():
@@ -96,8 +96,8 @@ def run(setup: TaskContext, plan: str = "none") -> tuple[dict[str, Any], int]:
         passes += 1
         with torch.inference_mode():
             records[split] = [
-                task.batch(split, batch.images, batch.targets, [setup.loaded.model.encode_image])[0]
-                for batch in source.loader(setup.args.batch_size, 0)
+                task.batch(split, batch.images, batch.targets, [context.loaded.model.encode_image])[0]
+                for batch in source.loader(context.args.batch_size, 0)
                 if batch.images is not None
             ]
         task.store(plan, split, records[split], [])
@@ -178,7 +178,7 @@ def upstream(
 def test_numbers_are_clip_benchmarks(
     flags: list[str],
     changes: dict[str, Any],
-    setup: Callable[..., TaskContext],
+    context: Callable[..., TaskContext],
     tiny_clip: SimpleNamespace,
     folder: Path,
     tmp_path: Path,
@@ -186,7 +186,7 @@ def test_numbers_are_clip_benchmarks(
 ) -> None:
     theirs = upstream(flags, tiny_clip, folder, tmp_path, monkeypatch)
     torch.manual_seed(12345)  # draws made elsewhere do not matter
-    ours, _ = run(setup(**changes))
+    ours, _ = run(context(**changes))
     assert set(theirs) == set(NAMES) and 0.1 < theirs["lp_acc1"] < 0.95
     for name in NAMES:
         assert ours[name] == pytest.approx(theirs[name], abs=1e-6), name
@@ -231,7 +231,7 @@ def test_few_of_each_are_the_first_of_each() -> None:
     assert sorted(first_k_per_class(gap, torch.arange(4), 1).tolist()) == [0, 2]
 
 
-def test_settings_that_make_no_sense(setup: Callable[..., TaskContext]) -> None:
+def test_settings_that_make_no_sense(context: Callable[..., TaskContext]) -> None:
     for changes, message in (
         ({"fewshot_k": 0}, "leaves nothing to learn from"),
         ({"fewshot_epochs": 0}, "1 or more"),
@@ -239,20 +239,20 @@ def test_settings_that_make_no_sense(setup: Callable[..., TaskContext]) -> None:
         ({"val_proportion": 1.5}, "above 0 and below 1"),
     ):
         with pytest.raises(UserError, match=message):
-            LinearProbeTask(setup(**changes))
+            LinearProbeTask(context(**changes))
     with pytest.raises(UserError, match="--fewshot_k 9: 7 classes have fewer training images"):
-        run(setup(fewshot_k=9))
-    task = LinearProbeTask(setup())
+        run(context(fewshot_k=9))
+    task = LinearProbeTask(context())
     with pytest.raises(UserError, match="several labels an image"):
         task.batch("train", torch.zeros(2, 3, 4, 4), torch.zeros(2, 5), [])
     with pytest.raises(UserError, match="NaN"):
         task.batch("train", torch.zeros(2, 3, 4, 4), torch.zeros(2), [lambda images: torch.full((2, 4), math.nan)])
 
 
-def test_the_records_of_many_processes_give_the_same_numbers(setup: Callable[..., TaskContext]) -> None:
-    ready = setup(val_proportion=0.3)
+def test_the_records_of_many_processes_give_the_same_numbers(context: Callable[..., TaskContext]) -> None:
+    ready = context(val_proportion=0.3)
     expected, _ = run(ready)
-    task = LinearProbeTask(setup(val_proportion=0.3, feature_root=ready.args.feature_root + "-other"))
+    task = LinearProbeTask(context(val_proportion=0.3, feature_root=ready.args.feature_root + "-other"))
     records = {}
     for split, source in task.sources().items():
         found = []
@@ -268,14 +268,14 @@ def test_the_records_of_many_processes_give_the_same_numbers(setup: Callable[...
 # ------------------------------------------------------------------------------------------------------- kept features
 
 
-def test_features_are_kept_and_used_again(setup: Callable[..., TaskContext]) -> None:
-    first, passes = run(setup(val_proportion=0.3))
+def test_features_are_kept_and_used_again(context: Callable[..., TaskContext]) -> None:
+    first, passes = run(context(val_proportion=0.3))
     assert passes == 3
-    again, passes = run(setup(val_proportion=0.3))
+    again, passes = run(context(val_proportion=0.3))
     assert passes == 0 and again == first
-    again, passes = run(setup(val_proportion=0.3, fewshot_k=2, fewshot_epochs=4, fewshot_lr=0.5))
+    again, passes = run(context(val_proportion=0.3, fewshot_k=2, fewshot_epochs=4, fewshot_lr=0.5))
     assert passes == 0 and again != first
-    assert run(setup(val_proportion=0.3), plan="random:5")[1] == 3
+    assert run(context(val_proportion=0.3), plan="random:5")[1] == 3
 
 
 @pytest.mark.parametrize(
@@ -293,25 +293,25 @@ def test_features_are_kept_and_used_again(setup: Callable[..., TaskContext]) -> 
     ],
     ids=str,
 )
-def test_kept_features_of_something_else_are_not_used(changes: dict[str, Any], setup: Callable[..., TaskContext]) -> None:
-    run(setup())
-    assert run(setup(**changes))[1] == 2  # with a part held out, the test split is the same
+def test_kept_features_of_something_else_are_not_used(changes: dict[str, Any], context: Callable[..., TaskContext]) -> None:
+    run(context())
+    assert run(context(**changes))[1] == 2  # with a part held out, the test split is the same
 
 
 def test_changed_data_and_code_are_something_else(
-    setup: Callable[..., TaskContext], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: Callable[..., TaskContext], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(folder, tmp_path / "data")
-    run(setup(root=tmp_path / "data"))
-    assert run(setup(root=tmp_path / "data"))[1] == 0
+    run(context(root=tmp_path / "data"))
+    assert run(context(root=tmp_path / "data"))[1] == 0
     shutil.copy(tmp_path / "data/test/1/1.png", tmp_path / "data/test/0/0.png")
-    assert run(setup(root=tmp_path / "data"))[1] == 1
+    assert run(context(root=tmp_path / "data"))[1] == 1
     monkeypatch.setattr("tokensieve.provenance.code_version", lambda: "newer")
-    assert run(setup(root=tmp_path / "data"))[1] == 2
+    assert run(context(root=tmp_path / "data"))[1] == 2
 
 
-def test_damaged_files_are_made_again(setup: Callable[..., TaskContext], tmp_path: Path) -> None:
-    first, _ = run(setup())
+def test_damaged_files_are_made_again(context: Callable[..., TaskContext], tmp_path: Path) -> None:
+    first, _ = run(context())
     files = sorted((tmp_path / "features").rglob("*.safetensors"))
     assert len(files) == 2 and not [file for file in (tmp_path / "features").rglob("*") if file.suffix == ".tmp"]
     whole = files[0].read_bytes()
@@ -319,51 +319,51 @@ def test_damaged_files_are_made_again(setup: Callable[..., TaskContext], tmp_pat
     flipped[-100] ^= 1
     for content in (b"", whole[:50], whole[:-5], bytes(flipped), b"\xff" * 500):
         files[0].write_bytes(content)
-        said: list[str] = []
-        again, passes = run(setup(say=said.append))
+        messages: list[str] = []
+        again, passes = run(context(warn=messages.append))
         assert passes == 1 and again == first
-        assert len(said) == 1 and "is damaged" in said[0] and str(files[0]) in said[0]
-        assert run(setup()) == (first, 0)
+        assert len(messages) == 1 and "is damaged" in messages[0] and str(files[0]) in messages[0]
+        assert run(context()) == (first, 0)
 
 
-def test_without_a_model(setup: Callable[..., TaskContext], folder: Path, tmp_path: Path) -> None:
+def test_without_a_model(context: Callable[..., TaskContext], folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"--skip_load: there are no features in .*, it holds nothing that can be read. Run it once"
     ):
-        LinearProbeTask(setup(skip_load=True, root="nowhere"))
-    first, _ = run(setup(val_proportion=0.3))
-    assert run(setup(val_proportion=0.3, skip_load=True, root="nowhere")) == (first, 0)
-    task = LinearProbeTask(setup(val_proportion=0.3, skip_load=True))
+        LinearProbeTask(context(skip_load=True, root="nowhere"))
+    first, _ = run(context(val_proportion=0.3))
+    assert run(context(val_proportion=0.3, skip_load=True, root="nowhere")) == (first, 0)
+    task = LinearProbeTask(context(val_proportion=0.3, skip_load=True))
     assert task.weights == "f" * 32
-    assert task.sources()["test"].fingerprint == LinearProbeTask(setup()).sources()["test"].fingerprint
+    assert task.sources()["test"].fingerprint == LinearProbeTask(context()).sources()["test"].fingerprint
 
     with pytest.raises(UserError, match=r"no features of split 'train' under the plan grid:5 in .*'train' under none"):
         task.stored("grid:5", "train")
     with pytest.raises(UserError, match=r"only with other settings \(normalize True, not False\)"):
-        LinearProbeTask(setup(val_proportion=0.3, skip_load=True, normalize=False))
-    run(setup(val_proportion=0.3, fingerprint="0" * 32))
+        LinearProbeTask(context(val_proportion=0.3, skip_load=True, normalize=False))
+    run(context(val_proportion=0.3, fingerprint="0" * 32))
     with pytest.raises(UserError, match=r"of 2 different weights \(\"0{32}\", \"f{32}\"\): leave --skip_load out"):
-        LinearProbeTask(setup(val_proportion=0.3, skip_load=True)).stored("none", "train")
+        LinearProbeTask(context(val_proportion=0.3, skip_load=True)).stored("none", "train")
 
 
-def test_a_probe_that_diverges_is_an_error(setup: Callable[..., TaskContext]) -> None:
+def test_a_probe_that_diverges_is_an_error(context: Callable[..., TaskContext]) -> None:
     with pytest.raises(UserError, match="--fewshot_lr inf"):
-        LinearProbeTask(setup(fewshot_lr=float("inf")))
+        LinearProbeTask(context(fewshot_lr=float("inf")))
     huge = Features(torch.full((8, 4), 3e38), torch.arange(8) % 2)
     with pytest.raises(UserError, match="diverged"):
-        LinearProbeTask(setup()).metrics({"train": [huge], "test": [huge]})
+        LinearProbeTask(context()).metrics({"train": [huge], "test": [huge]})
 
 
-def test_validation_labels_that_training_never_saw_are_an_error(setup: Callable[..., TaskContext]) -> None:
+def test_validation_labels_that_training_never_saw_are_an_error(context: Callable[..., TaskContext]) -> None:
     train, more = (Features(torch.randn(8, 4), torch.arange(8) % classes) for classes in (2, 3))
     with pytest.raises(UserError, match="a validation label is 2"):
-        LinearProbeTask(setup()).metrics({"train": [train], "val": [more], "test": [train]})
+        LinearProbeTask(context()).metrics({"train": [train], "val": [more], "test": [train]})
 
 
-def test_a_folder_that_cannot_be_written_is_said_at_once(setup: Callable[..., TaskContext], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_said_at_once(context: Callable[..., TaskContext], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--feature_root"):
-        LinearProbeTask(setup(feature_root=str(tmp_path / "file")))
+        LinearProbeTask(context(feature_root=str(tmp_path / "file")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from clip_benchmark.metrics import zeroshot_retrieval
 
-from tests.support.caption_tasks import noise, run, run_shared, sentence, setup_of
+from tests.support.caption_tasks import context_of, noise, run, run_shared, sentence
 from tokensieve.errors import UserError
 from tokensieve.tasks.zeroshot_retrieval import task as retrieval
 from tokensieve.tasks.zeroshot_retrieval.task import RetrievalTask, recalls
@@ -32,7 +32,7 @@ def test_numbers_are_clip_benchmarks(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
     batches = captioned()
     theirs = zeroshot_retrieval.evaluate(model, batches, tokenizer, "cpu", amp=False, recall_k_list=KS)
-    task = RetrievalTask(setup_of(model, tokenizer, recall_k=KS))
+    task = RetrievalTask(context_of(model, tokenizer, recall_k=KS))
     ours = run(task, batches, model.encode_image)
     assert {name for name in ours if not name.endswith("_stderr")} == set(theirs)
     for name, value in theirs.items():
@@ -57,13 +57,13 @@ def test_equal_scores_are_chosen_as_clip_benchmark_does(tiny_clip, monkeypatch):
     )
     batches = [(images[:1].repeat(len(images), 1, 1, 1), texts) for images, texts in captioned(most=1)]  # many images alike
     theirs = zeroshot_retrieval.evaluate(model, batches, tokenizer, "cpu", amp=False, recall_k_list=KS)
-    ours = run(RetrievalTask(setup_of(model, tokenizer, recall_k=KS)), batches, model.encode_image)
+    ours = run(RetrievalTask(context_of(model, tokenizer, recall_k=KS)), batches, model.encode_image)
     assert {name: ours[name] for name in theirs} == pytest.approx(theirs, abs=1e-6)
 
 
 def test_one_batch_serves_several_plans(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
-    task = RetrievalTask(setup_of(model, tokenizer))
+    task = RetrievalTask(context_of(model, tokenizer))
     images, texts = captioned()[0]
     plain, turned = task.batch("test", images, texts, [model.encode_image, lambda x: model.encode_image(x.flip(-1))])
     assert plain.texts is turned.texts
@@ -104,21 +104,21 @@ def test_captions_of_one_image_are_no_independent_evidence():
 def test_a_k_that_is_too_large_is_told_at_once_or_at_the_end(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
     with pytest.raises(UserError, match=r"recall_k 21.*20 images.*20 at most"):
-        RetrievalTask(setup_of(model, tokenizer, size=20, recall_k=[5, 21]))
-    task = RetrievalTask(setup_of(model, tokenizer, recall_k=[8]))
+        RetrievalTask(context_of(model, tokenizer, size=20, recall_k=[5, 21]))
+    task = RetrievalTask(context_of(model, tokenizer, recall_k=[8]))
     with pytest.raises(UserError, match="only 7 images"):
         run(task, captioned()[:1], model.encode_image)
 
 
 def test_several_images_a_sample_are_for_another_task(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
-    task = RetrievalTask(setup_of(model, tokenizer))
+    task = RetrievalTask(context_of(model, tokenizer))
     with pytest.raises(UserError, match=r"this data has 2.*image_caption_selection"):
         task.batch("test", noise(0, 1, 2, 3, 48, 32), [["a", "b"]], [model.encode_image])
 
 
 def test_features_that_are_no_numbers_are_told(tiny_clip):
     model, _, tokenizer = tiny_clip.make()
-    task = RetrievalTask(setup_of(model, tokenizer))
+    task = RetrievalTask(context_of(model, tokenizer))
     with pytest.raises(UserError, match="NaN"):
         run(task, captioned(), lambda images: model.encode_image(images) * torch.nan)

@@ -1,1 +1,1 @@
-"""TODO package."""
+"""Evaluation: jobs from the arguments, passes over the data under all plans, and the result files."""

@@ -1,177 +1,132 @@
-"""TODO docstring."""
+"""What the arguments of an evaluation mean: its tasks, its type of model and its plans, checked before anything is loaded."""
 
 from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tokensieve.cutting.selection import pruning_plan, selection_plan
 from tokensieve.data import registry as data_registry
 from tokensieve.errors import UserError
+from tokensieve.evaluation.flags import AUTO, DEFAULT_MODEL_TYPE
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.methods.registry import REGISTRY
-from tokensieve.models.loading import vlm as load_vlm
+from tokensieve.models.loading.registry import MODEL_TYPES
 from tokensieve.plan import Plan
-from tokensieve.reid import loading
+from tokensieve.registry import resolve
+from tokensieve.tasks.registry import TASKS, all_tasks, task_flags
 
-CLASSIFICATION, LINEAR_PROBE, VQA, REID = "zeroshot_classification", "linear_probe", "vqa", "reid"
-TASKS = {  # name: its file in tasks/ and its class there
-    CLASSIFICATION: ("zeroshot_classification.task", "ClassificationTask"),
-    "zeroshot_retrieval": ("zeroshot_retrieval.task", "RetrievalTask"),
-    LINEAR_PROBE: ("linear_probe.task", "LinearProbeTask"),
-    "image_caption_selection": ("image_caption_selection.task", "CaptionSelectionTask"),
-    "captioning": ("captioning.task", "CaptioningTask"),
-    VQA: ("vqa.task", "VqaTask"),
-    REID: ("../reid.task", "ReidTask"),
-}
 DEFAULT_PLAN = "anchor(k=10,m=50,alpha=0.5)"
 DEFAULT_JOB = ("none", DEFAULT_PLAN, "random:60", "grid:60")
-TOKEN_SELECTION_FLAGS = {
+TOKEN_SELECTION_FLAGS = {  # flag: its argument of selection_plan
     "token_selection_k": "k",
     "token_selection_m": "m",
     "token_selection_alpha": "alpha",
-}  # flag: its argument
+}
 PRUNING_FLAGS = {flag: flag for flag in ("k_anchors", "top_m", "alpha", "prune_layer")}
-# Flags that a result is not known by (files are, by their content), but that are needed to make it again; their defaults.
-FLAGS_TO_REPEAT: dict[str, Any] = {
-    "dataset_root": "root",
-    "weights": None,
-    "custom_classname_file": None,
-    "custom_template_file": None,
-    "load_clfs": [],
-    "annotation_file": "",
-    "questions": None,
-    "annotations": None,
-    "images": None,
-    "max_broken": 0.01,
-}
-# Flags that some tasks alone look at: which, and the default.
-TASK_FLAGS: dict[str, tuple[tuple[str, ...], Any]] = {
-    "recall_k": (("zeroshot_retrieval",), [5]),
-    "annotation_file": (("zeroshot_retrieval", "image_caption_selection", "captioning"), ""),
-    "train_split": ((LINEAR_PROBE,), ["train"]),
-    "val_split": ((LINEAR_PROBE,), None),
-    "val_proportion": ((LINEAR_PROBE,), None),
-    "fewshot_k": ((LINEAR_PROBE,), -1),
-    "fewshot_epochs": ((LINEAR_PROBE,), 10),
-    "fewshot_lr": ((LINEAR_PROBE,), 0.1),
-    "normalize": ((LINEAR_PROBE,), True),
-    "feature_root": ((LINEAR_PROBE,), "features"),
-    "save_clf": ((CLASSIFICATION,), None),
-    "load_clfs": ((CLASSIFICATION,), []),
-    "questions": ((VQA,), None),
-    "annotations": ((VQA,), None),
-    "images": ((VQA,), None),
-    "vqa_prompt": ((VQA,), None),
-    "max_new_tokens": ((VQA,), 16),
-    "blind": ((VQA,), False),
-    "modalities": ((REID,), None),
-    "val_identities": ((REID,), None),
-}
+STREAM_CONTENTS = ("labels", "captions")  # what data can hold whose contents are known only when it is opened
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A task with data and models of its own, which go with no other task."""
-
-    task: str
-    model_type: str
-    dataset: str  # what ships
-    has: str  # what its data has
-    model: str  # what its models do
-    knows: Callable[[str], bool]  # whether a name is one of its models, where that can be told
-
-
-KINDS = (
-    Kind(
-        VQA,
-        "vlm",
-        "embedded-questions",
-        "questions",
-        "a vision-language model answers questions",
-        lambda name: name == load_vlm.EMBEDDED,
-    ),
-    Kind(
-        REID,
-        "reid",
-        "embedded-reid",
-        "objects to be found again",
-        "a re-identification model finds objects again",
-        lambda name: name == loading.EMBEDDED or loading.is_model(name),
-    ),
-)
+# ---------------------------------------------------------------------------------------------------- task and model type
 
 
 def resolve_task_and_model_type(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments with what others decide filled in: questions need a model that answers, such a model needs questions."""
-    made = copy.copy(args)
-    meant = [kind for kind in KINDS if args.task == kind.task or args.model_type == kind.model_type]
-    meant += [kind for kind in KINDS if any(map(kind.knows, args.model or []))]
-    if not args.dataset and meant:
-        made.dataset = [meant[0].dataset]
-    tasks = {
-        name: data_registry.task_of(name) if args.task == "auto" else args.task
-        for name in data_registry.dataset_names(made.dataset)
-    }
-    for (name, task), kind in product(tasks.items(), KINDS):
-        if (task == kind.task) != (data_registry.contents_of(name) == {VQA: "questions", REID: "objects"}[kind.task]):
-            none = (f"no {kind.has}", f"--dataset {kind.dataset}")
-            what, use = none if task == kind.task else (kind.has, f"--task {kind.task}")
-            raise UserError(f"{name} has {what}, so the task cannot be {task}: give {use}.")
-    kinds = [kind for kind in KINDS if kind.task in tasks.values()]
-    if amiss := [kind for kind in meant if kind not in kinds]:
-        raise UserError(f"{amiss[0].model}: give --dataset {amiss[0].dataset}, not {', '.join(tasks)}.")
-    if not kinds:
-        return made
-    kind = kinds[0]
-    if len(set(tasks.values())) > 1:
-        others = [name for name, task in tasks.items() if task != kind.task]
+    """The arguments with data set and model type filled in where the task, the model type or the model decide them.
+
+    A UserError where data sets, task and model type do not fit together.
+    """
+    resolved = copy.copy(args)
+    requested = _requested_model_types(args)
+    if not args.dataset and args.task != AUTO:
+        resolved.dataset = [TASKS[args.task].dataset]
+    elif not args.dataset and requested:
+        resolved.dataset = [next(task.dataset for task in all_tasks() if task.model_type == requested[0])]
+    tasks = tasks_of(resolved)
+    for dataset, task in tasks.items():
+        check_contents(dataset, data_registry.contents_of(dataset), task)
+    needed = {TASKS[task].model_type for task in tasks.values()}
+    for model_type in requested:
+        if model_type not in needed:
+            spec = next(task for task in all_tasks() if task.model_type == model_type)
+            raise UserError(f"{spec.model_description}: give --dataset {spec.dataset}, not {', '.join(tasks)}.")
+    if len(needed) > 1:
+        spec = next(TASKS[task] for task in tasks.values() if TASKS[task].model_type is not None)
         raise UserError(
-            f"{kind.has} need a model of their own kind, {', '.join(others)} another one: run them one after another."
+            f"data sets with {spec.contents} need --model_type {spec.model_type}; "
+            "evaluate the other data sets in a separate run."
         )
-    if args.model_type not in ("open_clip", kind.model_type):
-        raise UserError(
-            f"--model_type {args.model_type}: the task {kind.task} needs {kind.model_type}; leave --model_type out."
-        )
+    needed_type = next(iter(needed), None)
+    if needed_type is None:
+        return resolved
+    task = next(iter(tasks.values()))
+    if args.model_type not in (DEFAULT_MODEL_TYPE, needed_type):
+        raise UserError(f"--model_type {args.model_type}: the task {task} needs {needed_type}; leave --model_type out.")
     if args.token_fusion != "cls":
-        raise UserError(
-            f"--token_fusion {args.token_fusion} makes image features, and the task {kind.task} has none; leave it out."
-        )
-    made.model_type = kind.model_type
-    return made
+        raise UserError(f"--token_fusion {args.token_fusion} makes image features, and the task {task} has none; leave it out.")
+    resolved.model_type = needed_type
+    return resolved
+
+
+def _requested_model_types(args: argparse.Namespace) -> list[str]:
+    """The model types that serve tasks of their own and that --model_type or the name of a model asks for."""
+    own = dict.fromkeys(task.model_type for task in all_tasks() if task.model_type not in (None, DEFAULT_MODEL_TYPE))
+    requested = [name for name in own if name == args.model_type]
+    for name in filter(None, own):
+        is_model_name = MODEL_TYPES.get_or_fail(name).is_model_name
+        if is_model_name and args.model and any(map(resolve(is_model_name), args.model)):
+            requested.append(name)
+    return [name for name in requested if name is not None]
+
+
+def tasks_of(args: argparse.Namespace) -> dict[str, str]:
+    """The task of every data set of a run."""
+    names = data_registry.dataset_names(args.dataset)
+    tasks = {name: data_registry.task_of(name) if args.task == AUTO else args.task for name in names}
+    for task in tasks.values():
+        TASKS.get_or_fail(task)
+    return tasks
+
+
+def check_contents(dataset: str, contents: str | None, task: str) -> None:
+    """A UserError if the data holds something else than the task needs. contents: None if only opening it shows them."""
+    needed = TASKS[task].contents
+    if contents == needed or (contents is None and needed in STREAM_CONTENTS):
+        return
+    held = (contents,) if contents is not None else STREAM_CONTENTS
+    others = " or ".join(spec.name for spec in all_tasks() if spec.contents in held)
+    raise UserError(
+        f"{dataset} has {' or '.join(held)}, but the task {task} needs {needed}: give "
+        f"{f'--task {others}, or ' if others else ''}another --dataset, for example {TASKS[task].dataset}."
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------------ plans
 
 
 def has_plan_flags(args: argparse.Namespace) -> bool:
     return args.plan is not None or bool(args.compare or args.enable_pruning or args.enable_token_selection)
 
 
+def has_default_plans(tasks: Iterable[str], args: argparse.Namespace) -> bool:
+    """Whether no plan is given and every task chooses its own for each model."""
+    return not has_plan_flags(args) and all(TASKS[task].default_plans for task in tasks)
+
+
 def requested_plans(args: argparse.Namespace) -> list[str]:
-    """The plans of a run that is not the default one: the one asked for, or none, and those to compare."""
-    asked: list[tuple[str, str]] = []
+    """The plans of a run that is not the default one: the requested one, or none, and those to compare."""
+    requested: list[tuple[str, str]] = []
     if args.plan is not None:
-        asked.append(("--plan", args.plan))
+        requested.append(("--plan", args.plan))
     if args.enable_pruning:
-        asked.append(("--enable_pruning", str(pruning_plan(**_typed_options(args, PRUNING_FLAGS)))))
+        requested.append(("--enable_pruning", str(pruning_plan(**_typed_options(args, PRUNING_FLAGS)))))
     if args.enable_token_selection:
-        asked.append(("--enable_token_selection", str(selection_plan(**_typed_options(args, TOKEN_SELECTION_FLAGS)))))
-    if len(asked) > 1:
-        flags = " and ".join(flag for flag, _ in asked)
-        raise UserError(f"{flags} exclude each other; put the second plan in --compare: --compare {asked[1][1]!r}")
-    return [text for _, text in asked] + ([] if asked else ["none"]) + args.compare
-
-
-def check_switches(args: argparse.Namespace) -> None:
-    """A setting of S1 or S2 without its switch would be passed over in silence: a UserError."""
-    for flags, switch in ((TOKEN_SELECTION_FLAGS, "enable_token_selection"), (PRUNING_FLAGS, "enable_pruning")):
-        given = [flag for flag in flags if getattr(args, flag) is not None]
-        if given and not getattr(args, switch):
-            raise UserError(f"--{given[0]} works with --{switch} only: add --{switch}.")
-    if args.token_fusion_weight is not None and args.token_fusion != "weighted":
-        raise UserError("--token_fusion_weight works with --token_fusion weighted only: add it.")
+        requested.append(("--enable_token_selection", str(selection_plan(**_typed_options(args, TOKEN_SELECTION_FLAGS)))))
+    if len(requested) > 1:
+        flags = " and ".join(flag for flag, _ in requested)
+        raise UserError(f"{flags} exclude each other; put the second plan in --compare: --compare {requested[1][1]!r}")
+    return [text for _, text in requested] + ([] if requested else ["none"]) + args.compare
 
 
 def _typed_options(args: argparse.Namespace, flags: dict[str, str]) -> dict[str, Any]:
@@ -179,14 +134,28 @@ def _typed_options(args: argparse.Namespace, flags: dict[str, str]) -> dict[str,
     return {name: getattr(args, flag) for flag, name in flags.items() if getattr(args, flag) is not None}
 
 
+# ------------------------------------------------------------------------------------------------------- flags without effect
+
+
+def check_switches(args: argparse.Namespace) -> None:
+    """A UserError for a setting whose switch is missing, which would have no effect."""
+    for flags, switch in ((TOKEN_SELECTION_FLAGS, "enable_token_selection"), (PRUNING_FLAGS, "enable_pruning")):
+        typed = [flag for flag in flags if getattr(args, flag) is not None]
+        if typed and not getattr(args, switch):
+            raise UserError(f"--{typed[0]} works with --{switch} only: add --{switch}.")
+    if args.token_fusion_weight is not None and args.token_fusion != "weighted":
+        raise UserError("--token_fusion_weight works with --token_fusion weighted only: add it.")
+
+
 def check_weights(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
-    """Weights that no plan asks for would be passed over in silence: a UserError."""
+    """A UserError for --weights if no plan uses trained weights."""
     if args.weights and not any(plan.is_trained for plan in plans):
         trained = ", ".join(name for name, method in REGISTRY.items() if method.part)
         raise UserError(f"--weights {args.weights[0]}: no method of the plan is a trained one ({trained}).")
 
 
-def warn_unused_flags(args: argparse.Namespace, tasks: set[str], say: WarnOnce) -> None:
-    for flag, (users, default) in TASK_FLAGS.items():
-        if not tasks.intersection(users) and getattr(args, flag) != default:
-            say(f"--{flag} has no effect on {', '.join(sorted(tasks))}")
+def warn_unused_flags(args: argparse.Namespace, tasks: set[str], warn: WarnOnce) -> None:
+    """Name the flags that differ from their defaults and that none of these tasks uses."""
+    for flag, users in task_flags().values():
+        if not tasks.intersection(task.name for task in users) and getattr(args, flag.dest) != flag.default:
+            warn(f"--{flag.name} has no effect on {', '.join(sorted(tasks))}")

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""What each plan did to the tokens, and what it cost: FLOPs and speed, beside the full model."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ from tokensieve.measuring.flops import gflops_within
 
 
 def summarise_reductions(
-    arms: Sequence[PlannedModel],
+    models: Sequence[PlannedModel],
     full: PlannedModel,
     sample: Inputs,
     tokens: int | None,
     language_model: nn.Module | None = None,
 ) -> list[dict[str, Any]]:
-    """What every plan did and what it cost, with the unreduced model beside it.
+    """What every plan did and what it cost, with the full model beside it.
 
-    tokens: those of an image before any cut. language_model: its operations are told apart, and times are of questions.
+    tokens: of an image before any cut. language_model: its FLOPs are counted separately, and times are of questions.
     """
     with torch.inference_mode():
-        for arm in arms:
-            if arm.handle is not None and not arm.handle.ledger:  # its features were there already
-                arm.run_once(sample)
-        ledgers = [arm.handle.ledger if arm.handle else [] for arm in arms]  # read before counting runs again
+        for model in models:
+            if model.handle is not None and not model.handle.ledger:  # its features come from an earlier run
+                model.run_for_flops(sample)
+        ledgers = [model.handle.ledger if model.handle else [] for model in models]  # read before counting runs it again
         cost_full = _cost(full, sample, language_model)
         made = []
-        for arm, ledger in zip(arms, ledgers, strict=True):
+        for model, ledger in zip(models, ledgers, strict=True):
             patches = ledger[0].tokens_in if ledger else tokens
-            cost = _cost(arm, sample, language_model) if arm.handle or arm.fusion.kind != "cls" else cost_full
+            cost = _cost(model, sample, language_model) if model.handle or model.fusion.kind != "cls" else cost_full
             made.append(
                 {
-                    "plan": str(arm.plan),
-                    "applied": arm.handle is not None,
-                    "reason": arm.reason,
+                    "plan": str(model.plan),
+                    "applied": model.handle is not None,
+                    "reason": model.reason,
                     "layers": [vars(row) for row in ledger],
                     "tokens_in": patches,
                     "tokens_out": ledger[-1].tokens_out if ledger else patches,
-                    **({"trained": arm.trained} if arm.trained else {}),
-                    "token_fusion": arm.fusion.kind,
-                    **({"token_fusion_weight": arm.fusion.weight} if arm.fusion.kind == "weighted" else {}),
+                    **({"trained": model.trained} if model.trained else {}),
+                    "token_fusion": model.fusion.kind,
+                    **({"token_fusion_weight": model.fusion.weight} if model.fusion.kind == "weighted" else {}),
                     **cost,
                     **{f"{name}_full": value for name, value in cost_full.items()},
-                    "images_per_second": arm.images_per_second(),
+                    "images_per_second": model.images_per_second(),
                     "images_per_second_full": full.images_per_second(),
-                    **(_seconds(arm, full) if language_model is not None else {}),
-                    "notes": arm.notes,
+                    **(_seconds(model, full) if language_model is not None else {}),
+                    "notes": model.notes,
                 }
             )
     return made
 
 
-def _cost(arm: PlannedModel, sample: Inputs, language_model: nn.Module | None) -> dict[str, float]:
+def _cost(model: PlannedModel, sample: Inputs, language_model: nn.Module | None) -> dict[str, float]:
     """GFLOPs of one sample, all in all and of the language model."""
-    total, inside = gflops_within(partial(arm.run_once, sample), arm.model, language_model)
+    total, inside = gflops_within(partial(model.run_for_flops, sample), model.model, language_model)
     return {"gflops": total} if language_model is None else {"gflops": total, "gflops_llm": inside}
 
 
-def _seconds(arm: PlannedModel, full: PlannedModel) -> dict[str, float | None]:
+def _seconds(model: PlannedModel, full: PlannedModel) -> dict[str, float | None]:
     """Seconds from a question (and its image) to the end of its answer, in batches as they were run."""
-    speeds = {"seconds_per_question": arm.images_per_second(), "seconds_per_question_full": full.images_per_second()}
+    speeds = {"seconds_per_question": model.images_per_second(), "seconds_per_question_full": full.images_per_second()}
     return {name: None if speed is None else 1 / speed for name, speed in speeds.items()}

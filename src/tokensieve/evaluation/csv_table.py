@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""`tokensieve build`: results as the rows of one CSV file."""
 
 from __future__ import annotations
 
@@ -11,18 +11,10 @@ from typing import Any
 
 from tokensieve.evaluation.results import read_results
 from tokensieve.files import check_writable, replace_file
+from tokensieve.tasks.registry import all_tasks
 
-# The CSV's columns: first clip_benchmark's, metrics in the order of its tasks, then what we add. Others follow, sorted.
+# The columns: first clip_benchmark's, then the metrics of the tasks, then what we add. Others follow, sorted.
 HEAD = ("dataset", "model", "pretrained", "task", "language", "model_fullname")
-METRICS = (
-    *("acc1", "acc5", "mean_per_class_recall", "mean_average_precision"),
-    *("image_retrieval_recall@1", "text_retrieval_recall@1", "image_retrieval_recall@5", "text_retrieval_recall@5"),
-    *("image_retrieval_recall@10", "text_retrieval_recall@10", "image_acc", "text_acc", "acc"),
-    *("lp_acc1", "lp_acc5", "lp_mean_per_class_recall", "weight_decay", "epochs", "seed", "fewshot_k", "normalized"),
-    *("vqa_score", "exact_match"),
-    *("mAP", "rank_1", "rank_5", "rank_10", "cmc"),
-    *("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "SPICE"),
-)
 REDUCTION = (
     "plan",
     "applied",
@@ -60,7 +52,8 @@ def build_csv(files: Sequence[str], output: str) -> int:
 def columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """All columns of these rows: known ones in their order, then the others sorted."""
     present = {name for row in rows for name in row}
-    known = [*HEAD, *(name for metric in METRICS for name in (metric, f"{metric}_stderr")), *REDUCTION]
+    metrics = dict.fromkeys(metric for task in all_tasks() for metric in task.metrics)
+    known = [*HEAD, *(name for metric in metrics for name in (metric, f"{metric}_stderr")), *REDUCTION]
     others = sorted(present.difference(known), key=lambda name: (name.startswith("run_"), name))
     return [name for name in known if name in present] + others
 

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The jobs of an evaluation: every model with every data set and language, and the result file of every plan."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tokensieve.data import registry as data_registry
 from tokensieve.errors import UserError
 from tokensieve.evaluation import results
-from tokensieve.evaluation.arguments import LINEAR_PROBE
+from tokensieve.evaluation.arguments import tasks_of
 from tokensieve.models import loading
 from tokensieve.plan import Plan
+from tokensieve.tasks.registry import TASKS, all_tasks, task_flags
 
 
 @dataclass(frozen=True)
@@ -29,25 +29,29 @@ class Job:
     task: str
     plans: tuple[Plan, ...]
     files: dict[str, Path]  # by the plan's text
-    splits: dict[str, Any]  # train_split, val_split and val_proportion of this data set
+    values: dict[str, Any]  # of flags that take one value for each data set, such as train_split
 
 
-def list_jobs(args: argparse.Namespace, plans_of: Callable[[str, str], Sequence[Plan]], template: str) -> list[Job]:
-    """All combinations, with every name checked and every result file different. plans_of: those of a model."""
+def list_jobs(args: argparse.Namespace, plans_of: Callable[[str, str, str], Sequence[Plan]], template: str) -> list[Job]:
+    """All combinations, with every name checked and every result file different.
+
+    plans_of: the plans of a task, a model and its weights.
+    """
     models = loading.model_pairs(args.model, args.pretrained, args.pretrained_model, args.model_type)
     for model, pretrained in models:
         loading.check_model(model, pretrained, args.model_type)
-    datasets = data_registry.dataset_names(args.dataset)
-    tasks = {name: data_registry.task_of(name) if args.task == "auto" else args.task for name in datasets}
+    tasks = tasks_of(args)
     for name, task in tasks.items():
-        if args.skip_load and task != LINEAR_PROBE:
-            raise UserError(f"--skip_load works with --task {LINEAR_PROBE} only, not with {task} ({name}).")
-    splits = _splits(args, datasets)
+        if args.skip_load and not TASKS[task].runs_without_model:
+            able = " or ".join(spec.name for spec in all_tasks() if spec.runs_without_model)
+            raise UserError(f"--skip_load works with --task {able} only, not with {task} ({name}).")
+    values = _values_by_dataset(args, list(tasks))
+    suffix = "".join(f"_{flag.name}" for flag, _ in task_flags().values() if flag.names_result and getattr(args, flag.dest))
     jobs: list[Job] = []
     owner: dict[Path, str] = {}
-    for (model, pretrained), dataset, language in dict.fromkeys(product(models, datasets, args.language)):
-        names = template_fields(model, pretrained, dataset, language, f"{tasks[dataset]}{'_blind' * args.blind}")
-        plans, files = tuple(plans_of(model, pretrained)), {}
+    for (model, pretrained), dataset, language in dict.fromkeys(product(models, tasks, args.language)):
+        names = template_fields(model, pretrained, dataset, language, f"{tasks[dataset]}{suffix}")
+        plans, files = tuple(plans_of(tasks[dataset], model, pretrained)), {}
         trained = [str(plan) for plan in plans if plan.is_trained]
         if args.skip_load and trained:
             raise UserError(f"--skip_load: {trained[0]} has trained weights, which belong to a model; leave --skip_load out.")
@@ -57,19 +61,19 @@ def list_jobs(args: argparse.Namespace, plans_of: Callable[[str, str], Sequence[
             if path in owner:
                 raise UserError(f"--output {template!r} names {path} both for {owner[path]} and for {this}.")
             owner[path], files[plan] = this, path
-        jobs.append(Job(model, pretrained, dataset, language, tasks[dataset], plans, files, splits[dataset]))
+        jobs.append(Job(model, pretrained, dataset, language, tasks[dataset], plans, files, values[dataset]))
     return jobs
 
 
-def _splits(args: argparse.Namespace, datasets: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """train_split, val_split and val_proportion of every data set: one for each, or one for all."""
+def _values_by_dataset(args: argparse.Namespace, datasets: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The values of each data set for flags that take one for each, or one for all."""
     made: dict[str, dict[str, Any]] = {name: {} for name in datasets}
-    for flag in ("train_split", "val_split", "val_proportion"):
-        given = getattr(args, flag)
-        if given is not None and len(given) not in (1, len(datasets)):
-            raise UserError(f"--{flag} has {len(given)} values for {len(datasets)} data sets: give one, or one for each.")
+    for flag in (flag for flag, _ in task_flags().values() if flag.per_dataset):
+        values = getattr(args, flag.dest)
+        if values is not None and len(values) not in (1, len(datasets)):
+            raise UserError(f"--{flag.name} has {len(values)} values for {len(datasets)} data sets: give one, or one for each.")
         for number, name in enumerate(datasets):
-            made[name][flag] = None if given is None else given[number if len(given) > 1 else 0]
+            made[name][flag.dest] = None if values is None else values[number if len(values) > 1 else 0]
     return made
 
 

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Messages on stderr during an evaluation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 
 
 class WarnOnce:
-    """Says a remark on stderr, each one once; process 0 speaks for all."""
+    """Prints each message once on stderr. With several processes only process 0 prints."""
 
     def __init__(self, silent: bool = False) -> None:
-        self.said: set[str] = set()
+        self.printed: set[str] = set()
         self.silent = silent
 
-    def __call__(self, remark: str) -> None:
-        if remark not in self.said and not self.silent:
-            self.said.add(remark)
-            print(f"tokensieve: {remark}", file=sys.stderr)
+    def __call__(self, message: str) -> None:
+        if message not in self.printed and not self.silent:
+            self.printed.add(message)
+            print(f"tokensieve: {message}", file=sys.stderr)

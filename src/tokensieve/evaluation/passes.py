@@ -1,4 +1,4 @@
-"""The way of the data in an evaluation: batches to the device, broken images counted, progress shown."""
+"""One pass over one split: every batch under every plan, broken images counted, progress shown."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tokensieve.evaluation.jobs import Job
 from tokensieve.evaluation.planned_model import PlannedModel
 from tokensieve.tasks.base import Record, Task
 
-FULL_SHARE = 0.05  # of the plans' time may go into timing the unreduced model, after one batch, where it is not a plan
+FULL_SHARE = 0.05  # of the plans' time may be spent on timing the full model, after one batch, where it is not among the plans
 
 
 @dataclass
 class PassResult:
-    """What a pass over one split gave, over all processes."""
+    """What a pass over one split gave, of all processes."""
 
     records: dict[str, list[Record]]  # by the plan's text
     n_samples: int
@@ -37,7 +37,7 @@ def run_pass(
     split: str,
     source: Source,
     task: Task,
-    arms: Sequence[PlannedModel],
+    models: Sequence[PlannedModel],
     full: PlannedModel,
     job: Job,
     args: argparse.Namespace,
@@ -45,8 +45,8 @@ def run_pass(
     show: bool,
     processes: Processes,
 ) -> PassResult:
-    """Every batch under every plan, beginning with another each time; process 0 has the records of all, in order."""
-    if not arms:
+    """Run every batch under every plan, each time starting with another one. Process 0 gets the records of all, in order."""
+    if not models:
         return PassResult({}, 0, [])
     reading = DataPass(source, f"{job.dataset} ({split})" if split != "test" else job.dataset, args.max_broken, processes)
     title = f"{job.model} on {reading.data}" if show else None
@@ -54,38 +54,38 @@ def run_pass(
     mine: list[tuple[Any, list[Record]]] = []
     try:
         with torch.inference_mode():
-            for turn, batch in enumerate(batches if full in arms else _timing_full(batches, full, arms, task)):
-                order = [(turn + place) % len(arms) for place in range(len(arms))]  # nobody always pays for the cold cache
-                encoders = [partial(arms[which], samples=batch.samples) for which in order]
-                made = task.batch(split, batch.images, batch.targets, encoders)
-                mine.append((batch.number, [made[order.index(which)] for which in range(len(arms))]))
+            for turn, batch in enumerate(batches if full in models else _timing_full(batches, full, models, task)):
+                order = [(turn + n) % len(models) for n in range(len(models))]  # no plan always runs with a cold cache
+                encoders = [partial(models[index], samples=batch.samples) for index in order]
+                records_of_batch = task.batch(split, batch.images, batch.targets, encoders)
+                mine.append((batch.number, [records_of_batch[order.index(index)] for index in range(len(models))]))
     except torch.OutOfMemoryError as error:
         raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
     gathered = processes.gather((mine, reading.n_samples, reading.broken))
     if gathered is None:
         return PassResult({}, 0, [])
-    n_samples, broken = sum(n for _, n, _ in gathered), [sample for *_, some in gathered for sample in some]
+    n_samples, broken = sum(n for _, n, _ in gathered), [sample for *_, samples in gathered for sample in samples]
     check_broken_share(broken, n_samples, n_samples + len(broken), args.max_broken, reading.data)
     ordered = sorted((entry for entries, *_ in gathered for entry in entries), key=lambda entry: entry[0])
-    records = {str(arm.plan): [made[place] for _, made in ordered] for place, arm in enumerate(arms)}
+    records = {str(model.plan): [batch[index] for _, batch in ordered] for index, model in enumerate(models)}
     return PassResult(records, n_samples, broken)
 
 
-def _timing_full(batches: Iterator[Batch], full: PlannedModel, arms: Sequence[PlannedModel], task: Task) -> Iterator[Batch]:
-    """The same batches; now and then, never for long, one also goes through the unreduced model, to time it."""
+def _timing_full(batches: Iterator[Batch], full: PlannedModel, models: Sequence[PlannedModel], task: Task) -> Iterator[Batch]:
+    """The same batches. A few of them also go through the full model, to time it."""
     for batch in batches:
         yield batch
-        if full.seconds <= FULL_SHARE * sum(arm.seconds for arm in arms):
+        if full.seconds <= FULL_SHARE * sum(model.seconds for model in models):
             full(_flatten_images(task.timed_inputs(batch.images)), samples=batch.samples)
 
 
 def _flatten_images(inputs: Inputs) -> Inputs:
-    """Images (B,n,3,h,w) one after another (B n,3,h,w); others, and what is no images alone, as it is."""
+    """Images (B,n,3,h,w) as (B n,3,h,w); other inputs as they are."""
     return inputs.flatten(0, -4) if isinstance(inputs, Tensor) else inputs
 
 
 def first_sample(data: dict[str, Source], device: torch.device) -> Inputs:
-    """The first image (1,3,h,w), or inputs by name of the first sample, to count operations with."""
+    """The first image (1,3,h,w), or the inputs by name of the first sample, to count FLOPs with."""
     source = next(iter(data.values()))
     found = _flatten_images(next(batch.images for batch in source.loader(1, 0) if batch.images is not None))
     return to_device(found[:1] if isinstance(found, Tensor) else found, device)
@@ -100,7 +100,7 @@ class DataPass:
         self.n_samples = 0
 
     def batches(self, batch_size: int, num_workers: int, device: torch.device, title: str | None) -> Iterator[Batch]:
-        """Every batch of this process that holds an image, images on the device; progress under the title."""
+        """Every batch of this process that holds an image, with its images on the device; progress under the title."""
         rank, size = self.world.rank, self.world.size
         loader = self.source.loader(batch_size, num_workers, pin=device.type == "cuda", rank=rank, world=size)
         total = None if self.source.size is None else self.source.size / size
@@ -114,7 +114,7 @@ class DataPass:
                 progress.update(len(batch.broken) + len(batch.samples))
 
     def _count(self, batch: Batch, progress: Any) -> None:
-        """Count what can be read and what cannot; an error that ends the pass begins on a line of its own."""
+        """Count readable and broken samples; an error that ends the pass starts on a line of its own."""
         for sample in batch.broken:
             if sample.fatal:
                 progress.close()
@@ -127,7 +127,7 @@ class DataPass:
 
 
 def check_broken_share(broken: Sequence[Broken], n_samples: int, total: int, max_broken: float, data: str) -> None:
-    """Name the broken images; a UserError if they are too many, or if nothing is left."""
+    """Print the broken images; a UserError if they are too many, or if none is left."""
     for sample in broken[:10]:
         print(f"tokensieve: cannot read {sample.name}: {sample.reason}", file=sys.stderr)
     if len(broken) > 10:
@@ -135,7 +135,7 @@ def check_broken_share(broken: Sequence[Broken], n_samples: int, total: int, max
     if len(broken) > max_broken * total:
         raise UserError(
             f"at least {len(broken)} of {total} images of {data} cannot be read, more than "
-            f"--max_broken {max_broken} allows: mend or remove them, or raise --max_broken."
+            f"--max_broken {max_broken} allows: repair or remove them, or raise --max_broken."
         )
     if n_samples == 0:
         raise UserError(f"the data set {data} {'has no image that can be read' if broken else 'is empty'}.")

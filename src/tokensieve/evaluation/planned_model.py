@@ -1,4 +1,4 @@
-"""One plan on the model during an evaluation: on for a batch, off again, timed; and what it cost in the end."""
+"""A model under one plan during an evaluation: the plan is applied for a batch, timed, and removed again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokensieve.cutting.handle import Handle, apply
 from tokensieve.data.source import Inputs
-from tokensieve.device import timed
+from tokensieve.device import timed as run_timed
 from tokensieve.errors import PlanWarning, Uncuttable
 from tokensieve.evaluation.token_fusion import fused_feature
 from tokensieve.models.registry import open_tower
@@ -35,7 +35,7 @@ class Fusion:
 
 
 class PlannedModel:
-    """One plan on the model: puts itself on for a batch, encodes, takes itself off, and keeps its times."""
+    """A model under one plan: applies the plan for a batch, runs the task, removes the plan, and keeps the times."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class PlannedModel:
         *,
         weights: Weights = None,
         fusion: Fusion = Fusion(),
-        act: Callable[[Any, Inputs], Any] | None = None,
-        once: Callable[[Any, Inputs], Any] | None = None,
+        run: Callable[[Any, Inputs], Any] | None = None,
+        run_for_flops: Callable[[Any, Inputs], Any] | None = None,
     ) -> None:
         self.model, self.plan, self.precision, self.fusion = model, plan, precision, fusion
-        self.act, self.once = act or self._feature, once or self._feature
+        self._run, self._run_for_flops = run or self._feature, run_for_flops or self._feature
         self.handle: Handle | None = None
         self.reason: str | None = "the plan is none" if plan.is_identity else None
         self.times: list[tuple[int, float]] = []  # images and seconds of every batch
@@ -66,8 +66,8 @@ class PlannedModel:
             self.reason, self.fusion = error.reason, Fusion()
 
     @property
-    def refused(self) -> bool:
-        """Something was asked for that this model cannot do."""
+    def is_unsupported(self) -> bool:
+        """Whether the model cannot do what the plan or the fusion needs."""
         return self.reason is not None and not (self.plan.is_identity and self.reason == "the plan is none")
 
     @property
@@ -84,32 +84,32 @@ class PlannedModel:
     def notes(self) -> list[str]:
         return list(self.handle.notes) if self.handle else []
 
-    def __call__(self, images: Inputs, samples: Tensor | None = None, aside: bool = False) -> Any:
-        """What the task runs (the image features unless it acts otherwise), timed.
+    def __call__(self, images: Inputs, samples: Tensor | None = None, timed: bool = True) -> Any:
+        """What the task runs under the plan; by default the image features.
 
-        samples (B,): the numbers of the images; where each sample holds r images, their numbers are made from it. Inputs by
-        name are one a sample and need them. aside: not what the plan's time is told of.
+        samples (B,): the numbers of the samples; where each holds r images, the numbers of the images are made from them.
+        Inputs by name need them. timed: whether the time counts for the plan's speed.
         """
         if isinstance(images, Tensor):
             count, device = len(images), images.device
         else:
             assert samples is not None
             count, device = len(samples), next(iter(images.values())).device
-        run = partial(self._with_plan, self.act, images, _image_ids(samples, count))
-        if aside:
+        run = partial(self._with_plan, self._run, images, _image_ids(samples, count))
+        if not timed:
             return run()
-        made, seconds = timed(run, device)
+        output, seconds = run_timed(run, device)
         self.times.append((count, seconds))
-        return made
+        return output
 
-    def run_once(self, sample: Inputs) -> Any:
-        """What operations are counted of (the image features unless the task says otherwise), untimed."""
-        return self._with_plan(self.once, sample)
+    def run_for_flops(self, sample: Inputs) -> Any:
+        """What FLOPs are counted of, untimed; by default the image features."""
+        return self._with_plan(self._run_for_flops, sample)
 
     def _feature(self, model: Any, images: Tensor) -> Tensor:
         return fused_feature(model, images, self.handle, fusion=self.fusion.kind, weight=self.fusion.weight)
 
-    def _with_plan(self, act: Callable[[Any, Inputs], Any], images: Inputs, samples: Tensor | None = None) -> Any:
+    def _with_plan(self, run: Callable[[Any, Inputs], Any], images: Inputs, samples: Tensor | None = None) -> Any:
         with ExitStack() as stack:
             if self.handle is not None:
                 stack.enter_context(self.handle)
@@ -117,7 +117,7 @@ class PlannedModel:
             stack.enter_context(self.precision())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", PlanWarning)  # as above
-            return act(self.model, images)
+            return run(self.model, images)
 
     @property
     def seconds(self) -> float:

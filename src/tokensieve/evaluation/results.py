@@ -1,4 +1,4 @@
-"""A result is one JSON file: written whole or not at all, never in place of another run's; many of them make one CSV.
+"""Result files: one JSON file for each plan, written whole or not at all, never in place of another run's.
 
 Names follow clip_benchmark (`{dataset}_{pretrained}_{model}_{language}_{task}.json`), with `{plan}` in addition.
 """
@@ -17,7 +17,7 @@ from tokensieve.files import back_up, format_template, slug, write_json
 from tokensieve.provenance import to_json_value
 
 DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
-LAYER = ("layer", "tokens_in", "tokens_out")  # what the result says of each cut
+LAYER = ("layer", "tokens_in", "tokens_out")  # the keys of each cut in a result
 MAX_NUMBER = 1e100  # a number beyond it was not measured
 
 
@@ -32,7 +32,7 @@ def result_path(template: str, *, plan: str, several_plans: bool, **names: str) 
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write one result; a file there that holds another run is kept under the next free number, and that is said."""
+    """Write one result. A file there that holds another run is kept under the next free number, with a message."""
     if path.exists() and stored_key(path) != result["run"]["key"]:
         back_up(path)
     write_json(path, result)
@@ -49,7 +49,7 @@ def stored_key(path: Path) -> str | None:
 
 
 def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
-    """The results in these files and folders; what is no result is an error, in a folder a remark."""
+    """The results in these files and folders. A file that is no result is an error, in a folder a message."""
     found: list[dict[str, Any]] = []
     for path in map(Path, files):
         for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:

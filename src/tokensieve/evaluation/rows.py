@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""One result as it is written: metrics, reduction, run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokensieve.tasks.base import Record, Task
 
 
 def rows_without_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
-    """What can be said of reductions that were made in an earlier run."""
+    """The `reduction` of results whose features come from an earlier run."""
     unknown = dict.fromkeys(("applied", "tokens_in", "tokens_out", "gflops", "gflops_full"))
     speeds = dict.fromkeys(("images_per_second", "images_per_second_full"))
     reason = "the features are of an earlier run (--skip_load)"
@@ -24,7 +24,7 @@ def rows_without_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 
 
 def keep_earlier_measurements(row: dict[str, Any], file: Path) -> dict[str, Any]:
-    """Where the same run is there already and measured what this one, from kept features, did not: that is taken over."""
+    """The row with measurements of an earlier result of the same run, where this one, from stored features, has none."""
     if results.stored_key(file) != row["run"]["key"]:
         return row
     earlier, now = json.loads(file.read_text())["reduction"], row["reduction"]

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image") -> None:
-    """What was measured, one line a plan."""
+    """One line for each plan: tokens, metric, FLOPs, speed."""
     from rich.console import Console
     from rich.table import Table
 
@@ -42,7 +42,7 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
 
 
 def print_grid(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Texts in columns, the first of which names the line."""
+    """Print texts in columns; the first one names the line."""
     from rich.console import Console
     from rich.table import Table
 
@@ -55,7 +55,7 @@ def print_grid(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) 
 
 
 def print_files(files: Sequence[Path]) -> None:
-    """Where the results are written."""
+    """Print where the results are."""
     from rich.console import Console
 
     console = Console()

@@ -1,4 +1,4 @@
-"""What the image feature is made of (S3): the model's own, or that mixed with the patches a plan selected.
+"""Token fusion: the image feature is the model's own, or that mixed with the patches that a plan selected.
 
     cls       the stock feature, bit for bit
     weighted  weight * cls + (1 - weight) * sum_i w_i p_i,   w = softmax of the scores of the selected patches
@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from tokensieve.cutting.handle import Handle
 from tokensieve.errors import UserError, did_you_mean
+from tokensieve.evaluation.flags import FUSIONS
 from tokensieve.models.features import encode_image, get_image_features_with_tokens
 from tokensieve.models.registry import open_tower
 
-FUSIONS = ("cls", "weighted", "mean")
 
-
-def check(fusion: str, weight: float) -> None:
+def check_fusion(fusion: str, weight: float) -> None:
     """A UserError unless this is a fusion and its weight lies within [0, 1]."""
     if fusion not in FUSIONS:
         raise UserError(f"--token_fusion {fusion!r} is not one of {', '.join(FUSIONS)}.{did_you_mean(fusion, FUSIONS)}")
@@ -35,10 +34,10 @@ def fused_feature(
     model: nn.Module, images: Tensor, handle: Handle | None = None, fusion: str = "cls", weight: float = 0.8
 ) -> Tensor:
     """(B, 3, h, w) -> (B, E). handle: that of the plan which is on the model; without one all patches are selected."""
-    check(fusion, weight)
+    check_fusion(fusion, weight)
     if fusion == "cls":
         return encode_image(model, images)
-    tower = open_tower(model)  # what has no patch tokens to fuse says so here
+    tower = open_tower(model)  # raises for a model without patch tokens
     feature, tokens = get_image_features_with_tokens(model, images, unscaled=True)
     assert tokens is not None
     tokens, share = _selected(tokens, handle, scored=fusion == "weighted")

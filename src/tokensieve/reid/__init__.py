@@ -13,6 +13,7 @@ from tokensieve.flags import Flag, integer_in
 from tokensieve.models.families import FAMILIES, Family
 from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
 from tokensieve.reid.layouts import LAYOUTS
+from tokensieve.tasks.registry import TASKS, TaskSpec
 
 # --- data sets
 
@@ -34,6 +35,44 @@ MODEL_TYPES.add(
     origin=__name__,
 )
 FAMILIES.add(Family("reid", "re-identification models", open_tower="tokensieve.reid.tower:open_tower"), origin=__name__)
+
+# --- task
+
+TASKS.add(
+    TaskSpec(
+        "reid",
+        "queries compared with a gallery by a re-identification model",
+        implementation="tokensieve.reid.task:ReidTask",
+        contents="objects",
+        dataset="embedded-reid",
+        metrics=("mAP", "rank_1", "rank_5", "rank_10", "cmc"),
+        main_metrics=("mAP",),
+        percent=("mAP*", "rank_*"),
+        flags=(
+            Flag(
+                "modalities",
+                "modalities to compare objects by, for example RGB,NI,TI RGB,NI RGB; the first is the headline "
+                "(default: every combination of the model's, all first)",
+                options={"nargs": "+", "metavar": "A,B"},
+                separates_results=True,
+            ),
+            Flag(
+                "val_identities",
+                "with --split val: how many identities of the training set are for validation (default: the training's)",
+                options={"type": integer_in(1), "metavar": "N"},
+                separates_results=True,
+            ),
+        ),
+        flags_title="reid (--split test is query and gallery, val validation identities; its plans by default: the model's "
+        "own, none, random, grid and anchor)",
+        model_type="reid",
+        model_description="a re-identification model recognises objects",
+        default_plans="tokensieve.reid.task:default_plans",
+        show_input="{dataset}:0",
+        order=60,
+    ),
+    origin=__name__,
+)
 
 # --- training
 

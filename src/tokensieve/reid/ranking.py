@@ -1,4 +1,4 @@
-"""Re-identification: of each query, the whole gallery by distance, and how far in front its right answers stand.
+"""Ranking for re-identification: the gallery sorted by distance to each query, and the ranks of the right answers.
 
 A right answer has the query's identity. Those that also share its group (camera or scene) would be found by the background
 alone: they are taken out before anything is counted. A query with no right answer left is left out and counted.
@@ -6,10 +6,10 @@ alone: they are taken out before anything is counted. A query with no right answ
     AP      mean over the right answers of (right answers so far) / (place)
     CMC@k   share of queries with a right answer among the first k
 
-Distances are squared Euclidean ones of features (float32) made of unit length. They are computed in float64 and then compared
-in whole steps of 2**-28: finer than float32 could tell, and so coarse that the order in which a product is summed, which
-depends on how many queries are ranked together, does not show. Equal ones stand in the gallery's order. A block of queries
-is ranked at a time, so memory grows with the gallery and not with queries x gallery.
+Distances are squared Euclidean distances of features (float32) scaled to unit length. They are computed in float64 and rounded
+to steps of 2**-28: finer than float32, and coarse enough that the order of summation, which depends on how many queries are
+ranked together, has no effect. Equal distances keep the gallery's order. Queries are ranked in blocks, so memory grows with
+the gallery and not with queries x gallery.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.errors import UserError
+from tokensieve.tasks.base import check_finite
 
 CURVE = 50  # places of the CMC curve
 MEMORY = 2**28  # bytes that one block may take
@@ -95,16 +96,16 @@ def rank(
     block: int | None = None,
 ) -> Ranking:
     """Rank gallery (G,F) for each of queries (Q,F); ids (Q,) and (G,), and so the groups. block: queries at a time."""
-    near, far = _finite_features(queries), _finite_features(gallery)
+    near, far = _on_cpu(queries), _on_cpu(gallery)
     ids, groups = (_whole(query_ids), _whole(gallery_ids)), (_whole(query_groups), _whole(gallery_groups))
-    _check(near, far, ids, groups)
+    _check_shapes(near, far, ids, groups)
     block = block or block_size(len(far))
     ap, first = np.full(len(near), np.nan), np.zeros(len(near), np.int64)
     for start in range(0, len(near), block):
         these = slice(start, start + block)
         keys = _keys(_distances(near[these], far), ids[0][these], ids[1], groups[0][these], groups[1])
         keys.sort(axis=1)
-        ap[these], first[these] = _judged(keys)
+        ap[these], first[these] = _average_precision(keys)
     if not first.any():
         raise UserError(
             f"none of the {len(near)} queries has a right answer among the {len(far)} of the gallery once those of its own "
@@ -117,9 +118,9 @@ def order(
     query: Tensor, gallery: Tensor, *, query_id: int, gallery_ids: Groups, query_group: int, gallery_groups: Groups
 ) -> Order:
     """The gallery (G,F) as one query (F,) ranks it."""
-    near, far = _finite_features(query[None]), _finite_features(gallery)
+    near, far = _on_cpu(query[None]), _on_cpu(gallery)
     ids, groups = (_whole([query_id]), _whole(gallery_ids)), (_whole([query_group]), _whole(gallery_groups))
-    _check(near, far, ids, groups)
+    _check_shapes(near, far, ids, groups)
     distances = _distances(near, far)
     keys = _keys(distances, ids[0], ids[1], groups[0], groups[1])[0]
     keys = np.sort(keys[keys != EXCLUDED])
@@ -132,18 +133,15 @@ def block_size(gallery: int, memory: int = MEMORY) -> int:
     return max(1, memory // (EACH * max(1, gallery)))
 
 
-def _finite_features(features: Tensor) -> Tensor:
-    features = features.detach().cpu().float()
-    if not bool(torch.isfinite(features).all()):
-        raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
-    return features
+def _on_cpu(features: Tensor) -> Tensor:
+    return check_finite(features.detach().cpu().float())
 
 
 def _whole(numbers: Groups) -> Any:
     return np.asarray(numbers.cpu() if isinstance(numbers, Tensor) else list(numbers), dtype=np.int64)
 
 
-def _check(near: Tensor, far: Tensor, *pairs: tuple[Any, Any]) -> None:
+def _check_shapes(near: Tensor, far: Tensor, *pairs: tuple[Any, Any]) -> None:
     for of_queries, of_gallery in pairs:
         assert of_queries.shape == (len(near),) and of_gallery.shape == (len(far),), "one id and one group each"
     assert len(far) < 2**31, "the key has 31 bits for an index"
@@ -162,7 +160,7 @@ def _distances(near: Tensor, far: Tensor) -> Any:
 
 
 def _keys(distances: Any, ids: Any, gallery_ids: Any, groups: Any, gallery_groups: Any) -> Any:
-    """(b,G) int64 that sort as the gallery is ranked: steps of distance, then the index; the last bit tells a right answer."""
+    """(b,G) int64 that sort as the gallery is ranked: steps of distance, then the index; the last bit marks a right answer."""
     right = ids[:, None] == gallery_ids
     keys = np.rint(distances * STEPS).astype(np.int64)
     keys <<= 31
@@ -173,15 +171,15 @@ def _keys(distances: Any, ids: Any, gallery_ids: Any, groups: Any, gallery_group
     return keys
 
 
-def _judged(keys: Any) -> tuple[Any, Any]:
+def _average_precision(keys: Any) -> tuple[Any, Any]:
     """AP (b,) and the first right answer's place (b,) from sorted keys (b,G)."""
     rows, places = np.nonzero(keys & 1)
     count = np.bincount(rows, minlength=len(keys))
     begin = np.cumsum(count) - count  # where each row's right answers begin
     so_far = np.arange(len(rows)) - begin[rows] + 1
     sums = np.bincount(rows, weights=so_far / (places + 1), minlength=len(keys))
-    there = count > 0
+    answered = count > 0
     ap, first = np.full(len(keys), np.nan), np.zeros(len(keys), np.int64)
-    ap[there] = sums[there] / count[there]
-    first[there] = places[begin[there]] + 1
+    ap[answered] = sums[answered] / count[answered]
+    first[answered] = places[begin[answered]] + 1
     return ap, first

@@ -1,11 +1,11 @@
 """Re-identification: every query is compared with the whole gallery (ranking.py), by each combination of its modalities.
 
-mAP, rank_k and cmc are those of the first combination that was asked for (by default all modalities), the headline; so are what
-a plan costs and how fast it is. Of every combination the model sees those images alone, and there are mAP_RGB+NI, rank_1_RGB+NI
-and so on. Where features are of both branches, mAP_plain and mAP_tokens (and rank_1) are of one alone, by the headline's
-modalities. mAP_stderr is that of queries; those of one identity are not independent of each other, so the true one is larger.
+mAP, rank_k and cmc are those of the first requested combination (by default all modalities), the headline; so are the FLOPs and
+the speed of a plan. For every combination the model gets those images alone, with the metrics mAP_RGB+NI, rank_1_RGB+NI and so
+on. Where features have two branches, mAP_plain and mAP_tokens (and rank_1) are of one branch, by the headline's modalities.
+mAP_stderr takes queries as independent; those of one identity are not, so the true error is larger.
 
-Shots that the data set lacks a modality of, and misnamed ones, count as broken images do.
+Shots without one of the modalities, and misnamed ones, count as broken images.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tokensieve.tasks.base import Encode, Record, Task, TaskContext
 
 NAME = "reid"
 CONTROLS = ("random", "grid", "anchor")
-VAL_IDENTITIES = 30  # of the embedded data, for models that do not tell
+VAL_IDENTITIES = 30  # of the embedded data, for models whose settings have none
 Combination = tuple[str, ...]  # modalities, in the model's order
 
 
 class FeatureRecord(NamedTuple):
     """What is kept of a batch: features (B,F) by the name of a combination, identities (B,), cameras or scenes (B,).
 
-    Features hold what the combination's modalities say; the zeros of the others would change no distance.
+    Features hold the columns of the combination's modalities; those of the others are zeros and change no distance.
     """
 
     features: dict[str, Tensor]
@@ -61,21 +61,20 @@ class ReidTask(Task):
     metric = "mAP"
     unit = "object"
 
-    def __init__(self, setup: TaskContext) -> None:
-        args, loaded = setup.args, setup.loaded
+    def __init__(self, context: TaskContext) -> None:
+        args, loaded = context.args, context.loaded
         if not isinstance(loaded, LoadedReid):
-            raise UserError(f"--task {NAME}: {setup.model} is no re-identification model; use --model_type reid.")
-        if setup.language != "en":
-            raise UserError(f"--language {setup.language}: re-identification reads no text; leave it out.")
-        self.setup = setup
+            raise UserError(f"--task {NAME}: {context.model} is no re-identification model; use --model_type reid.")
+        if context.language != "en":
+            raise UserError(f"--language {context.language}: re-identification reads no text; leave it out.")
+        self.context = context
         self.combinations = parse_modalities(args.modalities, loaded.model.modalities)
         self.headline = self.combinations[0]
         self.whole = tuple(name for name in loaded.model.modalities if any(name in some for some in self.combinations))
-        self.val_identities = _val_identities(args.split, args.val_identities, setup.dataset, loaded.model.settings)
+        self.val_identities = _val_identities(args.split, args.val_identities, context.dataset, loaded.model.settings)
         splits = {"test": ("query", "gallery"), "val": ("val", "val")}[args.split]
         self.query, self.gallery = (self._load(split) for split in splits)
-        self.once = _encode
-        self.act = _encode
+        self.run = self.run_for_flops = _encode
         made = {"query": self.query, "gallery": self.gallery}
         if [shot.name for shot in self.query.shots] == [shot.name for shot in self.gallery.shots]:
             made = {"test": self.gallery}  # the same shots: read and encoded once
@@ -84,25 +83,25 @@ class ReidTask(Task):
         self._sources = {name: self._source(data) for name, data in made.items()}
 
     def _load(self, split: str) -> ReidData:
-        setup = self.setup
-        root = folder_of(setup.dataset, setup.args.dataset_root)
-        data = reid_data.load(setup.dataset, root, split, self.val_identities or 0, self.whole)
+        context = self.context
+        root = folder_of(context.dataset, context.args.dataset_root)
+        data = reid_data.load(context.dataset, root, split, self.val_identities or 0, self.whole)
         for note in data.notes:
-            setup.say(note)
+            context.warn(note)
         lost, n = len(data.left_out), len(data) + len(data.left_out)
-        if lost > setup.args.max_broken * n:
+        if lost > context.args.max_broken * n:
             raise UserError(
                 f"of {n} shots of {data.name} ({data.split}) {len(data.incomplete)} lack a modality and {len(data.misnamed)} "
-                f"are misnamed, more than --max_broken {setup.args.max_broken} allows: mend them, raise --max_broken, or give "
-                "--modalities that are there."
+                f"are misnamed, more than --max_broken {context.args.max_broken} allows: repair them, raise --max_broken, or "
+                "give --modalities that are there."
             )
         cameras = [shot.camera for shot in data.shots]
-        check_cameras(min(cameras), max(cameras), setup.loaded.model.settings)
+        check_cameras(min(cameras), max(cameras), context.loaded.model.settings)
         return data
 
     def _source(self, data: ReidData) -> Source:
-        shots = Shots(data, self.whole, self.setup.loaded.transform)
-        return take_first(Source(shots, [], [], data.fingerprint, join=joined), self.setup.args.limit)
+        shots = Shots(data, self.whole, self.context.loaded.transform)
+        return take_first(Source(shots, [], [], data.fingerprint, join=joined), self.context.args.limit)
 
     def sources(self) -> dict[str, Source]:
         return self._sources
@@ -119,9 +118,9 @@ class ReidTask(Task):
         rankings, gallery = self._rankings(records)
         first = rankings[combination_name(self.headline)]
         if first.left_out:
-            self.setup.say(
-                f"{self.setup.dataset}: {first.left_out} of {len(first.ap)} queries have no right answer in the gallery (none "
-                f"of another {self.gallery.rule}) and are left out"
+            self.context.warn(
+                f"{self.context.dataset}: {first.left_out} of {len(first.ap)} queries have no right answer in the gallery "
+                f"(none of another {self.gallery.rule}) and are left out"
             )
         return {
             "n_queries": len(first.ap),
@@ -132,7 +131,7 @@ class ReidTask(Task):
         }
 
     def timed_inputs(self, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return _seen(images, self.headline)
+        return _inputs_of(images, self.headline)
 
     def batch(
         self, split: str, images: Mapping[str, Tensor], targets: tuple[Tensor, Tensor], encoders: Sequence[Encode]
@@ -140,9 +139,9 @@ class ReidTask(Task):
         made = []
         for encode in encoders:
             features = {}
-            for some in self.combinations:  # the plan's time is told of the first
-                found = encode(_seen(images, some), aside=some != self.headline)
-                features[combination_name(some)] = select_modalities(found, self.setup.loaded.model, some).float().cpu()
+            for some in self.combinations:  # the plan's speed is that of the first
+                found = encode(_inputs_of(images, some), timed=some == self.headline)
+                features[combination_name(some)] = select_modalities(found, self.context.loaded.model, some).float().cpu()
             made.append(FeatureRecord(features, *targets))
         return made
 
@@ -157,13 +156,15 @@ class ReidTask(Task):
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
         plans, numbers = [row["reduction"]["plan"] for row in rows], [row["metrics"] for row in rows]
         shown = {"mAP": "mAP", "rank_1": "rank-1", "rank_5": "rank-5", "rank_10": "rank-10"}
-        lines = [[plan, *(f"{100 * told[name]:.1f}" for name in shown)] for plan, told in zip(plans, numbers, strict=True)]
+        lines = [
+            [plan, *(f"{100 * of_plan[name]:.1f}" for name in shown)] for plan, of_plan in zip(plans, numbers, strict=True)
+        ]
         tables.print_grid(f"in percent, by {combination_name(self.headline)}", ["plan", *shown.values()], lines)
         if len(self.combinations) == 1:
             return
         lines = []
         for name in map(combination_name, self.combinations):
-            pairs = [(told[f"mAP_{name}"], told[f"rank_1_{name}"]) for told in numbers]
+            pairs = [(of_plan[f"mAP_{name}"], of_plan[f"rank_1_{name}"]) for of_plan in numbers]
             lines.append([name, *(f"{100 * ap:.1f} / {100 * first:.1f}" for ap, first in pairs)])
         tables.print_grid("mAP / rank-1 in percent, with these modalities alone", ["modalities", *plans], lines)
 
@@ -184,7 +185,7 @@ class ReidTask(Task):
                 near = far if query is gallery else torch.cat([batch.features[name] for batch in query])
                 made[name] = rank(near, far, **about)
                 if name == combination_name(self.headline):
-                    for branch, part in branches_of(self.setup.loaded.model, far.shape[1]).items():
+                    for branch, part in branches_of(self.context.loaded.model, far.shape[1]).items():
                         made[branch] = rank(near[:, part], far[:, part], **about)
             self._ranked = (records, made, len(about["gallery_ids"]))
         return self._ranked[1:]
@@ -209,12 +210,12 @@ def _encode(model: ReidModel, inputs: Mapping[str, Tensor]) -> Tensor:
     return model.encode(inputs)
 
 
-def _seen(images: Mapping[str, Tensor], modalities: Combination) -> dict[str, Tensor]:
+def _inputs_of(images: Mapping[str, Tensor], modalities: Combination) -> dict[str, Tensor]:
     return {name: images[name] for name in (*modalities, "cameras")}
 
 
 def _val_identities(split: str, given: int | None, dataset: str, settings: Settings) -> int | None:
-    """How many identities of the training set are for validation; None where none are asked for."""
+    """How many identities of the training set are for validation; None for other splits."""
     if split not in ("test", "val"):
         raise UserError(
             f"--split {split}: re-identification has test (query and gallery) and val.{did_you_mean(split, ['test'])}"
@@ -242,20 +243,20 @@ def _val_identities(split: str, given: int | None, dataset: str, settings: Setti
 
 
 def combination_name(modalities: Sequence[str]) -> str:
-    """How numbers and tables call a combination.
+    """The name of a combination in metrics and tables.
 
-    >>> titled(("RGB", "NI"))
+    >>> combination_name(("RGB", "NI"))
     'RGB+NI'
     """
     return "+".join(modalities)
 
 
-def parse_modalities(asked: Sequence[str] | None, known: Sequence[str]) -> list[Combination]:
-    """The combinations to compare by, each once, in the model's order of modalities: those asked for, or all there are."""
-    if not asked:
+def parse_modalities(requested: Sequence[str] | None, known: Sequence[str]) -> list[Combination]:
+    """The combinations to compare by, each once, in the model's order of modalities: the requested ones, or all."""
+    if not requested:
         return [some for size in range(len(known), 0, -1) for some in combinations(known, size)]
     made = []
-    for text in asked:
+    for text in requested:
         names = [word.strip() for word in re.split("[,+]", text)]
         for name in names:
             if name not in known:
@@ -266,24 +267,24 @@ def parse_modalities(asked: Sequence[str] | None, known: Sequence[str]) -> list[
 
 
 def default_plans(model: ReidModel) -> tuple[list[Plan], list[str]]:
-    """What it was trained with, the full model, and controls that leave as many tokens at the same places; and remarks."""
+    """The plan of its training, the full model, and controls that keep as many tokens at the same positions; and notes."""
     trained = Plan.parse(model.plan)
     if trained.is_identity:
         return [trained], []
-    tokens, places = model.grid[0] * model.grid[1], []
+    tokens, positions = model.grid[0] * model.grid[1], []
     for cut in place_plan(trained, open_tower(model), 0, parts=dict(model.parts.items())):
         tokens = cut.budget.count(tokens)
-        places.append(f"@{cut.name}:{tokens}")
-    plans, remarks = [trained, Plan()], []
+        positions.append(f"@{cut.name}:{tokens}")
+    plans, notes = [trained, Plan()], []
     for method in CONTROLS:
-        text = " + ".join(f"{method}{where}" for where in places)
+        text = " + ".join(f"{method}{position}" for position in positions)
         try:
             plan = Plan.parse(text)
             Handle(model, plan)
             plans.append(plan)
         except UserError as error:
-            remarks.append(f"{text} is not compared: {error}")
-    return list({str(plan): plan for plan in plans}.values()), remarks
+            notes.append(f"{text} is not compared: {error}")
+    return list({str(plan): plan for plan in plans}.values()), notes
 
 
 # -------------------------------------------------------------------------------------------------------------------- the data

@@ -1,4 +1,4 @@
-"""`tokensieve report`: results as one HTML page that needs nothing else, and asks no other machine for anything."""
+"""`tokensieve report`: results as one HTML page that loads nothing from elsewhere."""
 
 from __future__ import annotations
 

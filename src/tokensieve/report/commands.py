@@ -1,17 +1,17 @@
-"""TODO docstring."""
+"""How to repeat the results of a section: their settings, and the commands to type."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from tokensieve.errors import UserError
+from tokensieve.evaluation.flags import eval_flags
+from tokensieve.flags import PLUGIN
 from tokensieve.report.fields import Result, flatten_values, mapping_at, plan_text, value_text
 
-if TYPE_CHECKING:
-    pass
+NAMED_FIRST = ("model", "pretrained", "dataset", "task", "plan")  # these stand in every command
 
 
 def render_settings(rows: Sequence[Result]) -> str:
@@ -39,30 +39,23 @@ def render_settings(rows: Sequence[Result]) -> str:
 
 
 def _command(result: Result, rows: Sequence[Result]) -> list[str]:
-    """What to type for these rows, which share their settings with result: only what is not a default of `eval` anyway."""
-    from tokensieve.cli import build_parser
-
+    """What to type for these rows, which share their settings with result; defaults of `eval` are left out."""
     run, done = mapping_at(result, "run"), mapping_at(result, "reduction")
     words = ["tokensieve", "eval", "--model", str(result["model"])]
     words += ["--pretrained", str(result["pretrained"])] if result["pretrained"] else []
     words += ["--dataset", str(result["dataset"])]
     words += ["--task", str(result["task"])] if result.get("task") else []
-    given = {**run, "language": result.get("language") or "en", "num_workers": run.get("workers")}
-    given.pop("weights", None)  # the fingerprint of the model's; what --weights was is among the arguments
-    given |= mapping_at(run, "arguments")
+    values = {**run, "language": result.get("language") or "en", "num_workers": run.get("workers")}
+    values.pop("weights", None)  # the fingerprint of the model's; those of --weights are among the arguments
+    values |= mapping_at(run, "arguments")
     if rows and not any(_trained(row) for row in rows):
-        given.pop("weights", None)
-    given |= {name: done[name] for name in ("token_fusion", "token_fusion_weight") if name in done}
+        values.pop("weights", None)
+    values |= {name: done[name] for name in ("token_fusion", "token_fusion_weight") if name in done}
     if str(run.get("device", "")).startswith("cpu") and not run.get("amp"):
-        given.pop("amp", None)
-    for action in build_parser()[1]["eval"]._actions:
-        if action.dest not in given or action.dest in ("model", "pretrained", "dataset", "task", "plan"):
-            continue
-        value = given[action.dest]
-        if action.nargs == 0:
-            words += [action.option_strings[0]] if value is getattr(action, "const", None) else []
-        elif value is not None and value != action.default and [value] != action.default:
-            words += [action.option_strings[0], *(map(str, value) if isinstance(value, list) else [str(value)])]
+        values.pop("amp", None)
+    for flag in (PLUGIN, *(flag for group in eval_flags().values() for flag in group)):
+        if flag.dest in values and flag.dest not in NAMED_FIRST:
+            words += flag.words(values[flag.dest])
     plans = list(dict.fromkeys(plan_text(row) for row in rows))
     if plans:
         words += ["--plan", plans[0]] + (["--compare", *plans[1:]] if plans[1:] else [])

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Example pictures of the page: which patches the plans of a result keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokensieve.errors import UserError, one_line
+from tokensieve.evaluation.flags import DEFAULT_MODEL_TYPE
 from tokensieve.report.fields import Result, mapping_at, plan_text
+from tokensieve.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,24 +38,12 @@ def render_examples(found: Sequence[Result], images: int) -> str:
 
 def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) -> str:
     from tokensieve import embedded
-    from tokensieve.data.registry import folder_of
 
     texts = list(dict.fromkeys(plan_text(row) for row in rows))
     if pretrained not in embedded.MODELS.get(model, ()):
-        kind = str(mapping_at(rows[0], "run").get("model_type", "open_clip"))
-        named = shlex.join(
-            ["--model", model]
-            + (["--pretrained", pretrained] if pretrained else [])
-            + (["--model_type", kind] if kind != "open_clip" else [])
-        )
-        what = f"{rows[0]['dataset']}:0" if kind == "reid" else "IMAGE"
-        root = mapping_at(mapping_at(rows[0], "run"), "arguments").get("dataset_root")
-        if kind == "reid" and root is not None:
-            named += f" {shlex.join(['--dataset_root', folder_of(str(rows[0]['dataset']), str(root))])}"
-        command = shlex.join(["--plan", texts[0], *(["--compare", *texts[1:]] if texts[1:] else [])])
         return (
             "<p class='soft'>No pictures: they are drawn here for the models that ship with tokensieve only. To draw some:</p>"
-            f"<pre>{escape(f'tokensieve show {what} {named} {command}')}</pre>"
+            f"<pre>{escape(_show_command(model, pretrained, rows[0], texts))}</pre>"
         )
     from tokensieve.drawing import sheet, show_images
     from tokensieve.drawing.band import Band
@@ -66,32 +56,50 @@ def _pictures(model: str, pretrained: str, rows: Sequence[Result], images: int) 
         return f"<p class='soft'>No pictures: {escape(str(error))}</p>"
     originals = [show_images.read(f"{show_images.EMBEDDED}{scene}", 0) for scene in SCENES[:images]]
     bands: list[list[Band]] = [[] for _ in originals]
-    said = []
+    notes = []
     weights = loaded.fingerprint.partition("-")[0]
     if any(str(mapping_at(row, "run").get("weights", weights)).partition("-")[0] != weights for row in rows):
-        said.append("These are drawn with the weights that ship now; some of the results were made with others.")
+        notes.append("These are drawn with the weights that ship now; some of the results were made with others.")
     for text in (text for text in texts if text != "none"):
         try:
             plan = Plan.parse(text)
-            trained, remarks = _trained_parts(plan, loaded.model, [row for row in rows if plan_text(row) == text])
+            trained, more_notes = _trained_parts(plan, loaded.model, [row for row in rows if plan_text(row) == text])
             for so_far, more in zip(bands, show_images.make_bands(loaded, [plan], originals, weights=trained), strict=True):
                 so_far += more
-            said += remarks
+            notes += more_notes
         except UserError as error:
-            said.append(f"{text} is not drawn: {one_line(error)}")
+            notes.append(f"{text} is not drawn: {one_line(error)}")
     if not any(bands):
-        said.append("No pictures: no plan here cuts anything.")
+        notes.append("No pictures: no plan here cuts anything.")
     figures = []
     for (name, _, _), of_image in zip(originals, bands, strict=True):
         if of_image:
             drawn = sheet.draw(of_image, brief=True)
             described = escape(f"{name}: the patches that are kept under {', '.join(band.plan for band in of_image)}")
             figures.append(f"<figure class='card'><img alt='{described}' src='{_data(drawn.png())}'></figure>")
-    return "".join([*figures, *(f"<p class='soft'>{escape(line)}</p>" for line in said)])
+    return "".join([*figures, *(f"<p class='soft'>{escape(line)}</p>" for line in notes)])
+
+
+def _show_command(model: str, pretrained: str, row: Result, plans: Sequence[str]) -> str:
+    """What to type to draw these plans."""
+    from tokensieve.data.registry import folder_of
+
+    run, dataset = mapping_at(row, "run"), str(row["dataset"])
+    model_type = str(run.get("model_type", DEFAULT_MODEL_TYPE))
+    task = TASKS.get(str(row.get("task")))
+    drawn = task.show_input.replace("{dataset}", dataset) if task else "IMAGE"
+    words = ["--model", model]
+    words += ["--pretrained", pretrained] if pretrained else []
+    words += ["--model_type", model_type] if model_type != DEFAULT_MODEL_TYPE else []
+    root = mapping_at(run, "arguments").get("dataset_root")
+    if root is not None and dataset in drawn:
+        words += ["--dataset_root", folder_of(dataset, str(root))]
+    words += ["--plan", plans[0], *(["--compare", *plans[1:]] if plans[1:] else [])]
+    return f"tokensieve show {drawn} {shlex.join(words)}"
 
 
 def _trained_parts(plan: Plan, model: nn.Module, rows: Sequence[Result]) -> tuple[dict[str, nn.Module], list[str]]:
-    """The trained weights of a result, from the files it names or those that ship; what to say if results have others."""
+    """The trained weights of a result, from the files it names or those that ship; and a note if results have others."""
     from tokensieve.parts import resolve
 
     wanted = {str(mark) for row in rows if (mark := mapping_at(row, "reduction").get("trained")) is not None}

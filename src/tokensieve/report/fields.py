@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Reading the fields of a result: plan, main metric, speed, and values as text."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokensieve.tasks.registry import TASKS
+
 Result = Mapping[str, Any]
-MAIN = {  # the number that counts, by task: the first of these that a result has, or that one of its numbers begins with
-    "zeroshot_classification": ("acc1", "mean_average_precision"),
-    "zeroshot_retrieval": ("image_retrieval_recall@", "text_retrieval_recall@"),
-    "linear_probe": ("lp_acc1",),
-    "image_caption_selection": ("acc",),
-    "captioning": ("CIDEr",),
-    "vqa": ("vqa_score",),
-    "reid": ("mAP",),
-}
-# Metrics whose names hold one of these are shares, shown in percent.
-SHARES = ("acc", "recall", "precision", "vqa_score", "exact_match", "mAP", "rank_")
 CONTROLS = {"none": "full model", "random": "random (control)", "grid": "grid (control)", "pool": "pool (control)"}
 NOTHING = "–"  # where there is no value
+COLOURS = 7  # classes k-0 to k-6 of the style
 
 
 def plan_text(result: Result) -> str:
@@ -39,11 +31,9 @@ def plan_label(result: Result) -> str:
 def main_metric(rows: Sequence[Result]) -> str | None:
     """The metric of a section: its task's, or the first number there is."""
     numbers = [name for row in rows for name, value in row["metrics"].items() if number_of(value) is not None]
-    for wanted in MAIN.get(str(rows[0].get("task")), ()):
-        for name in numbers:
-            if name == wanted or (wanted.endswith("@") and name.startswith(wanted) and not name.endswith("_stderr")):
-                return name
-    return numbers[0] if numbers else None
+    task = TASKS.get(str(rows[0].get("task")))
+    main = task.main_metric(numbers) if task else None
+    return main or (numbers[0] if numbers else None)
 
 
 def number_of(value: Any) -> float | None:
@@ -61,8 +51,9 @@ def speed_up(result: Result) -> float | None:
 
 
 def mapping_at(result: Result, name: str) -> Mapping[str, Any]:
-    part = result.get(name)
-    return part if isinstance(part, Mapping) else {}
+    """The values of that name; none if it is something else."""
+    value = result.get(name)
+    return value if isinstance(value, Mapping) else {}
 
 
 def method_name(result: Result) -> str:
@@ -86,6 +77,3 @@ def flatten_values(run: Mapping[str, Any]) -> dict[str, Any]:
 
 def value_text(value: Any) -> str:
     return NOTHING if value is None else " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-COLOURS = 7  # classes k-0 to k-6 of the style

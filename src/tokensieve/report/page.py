@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The frame of the page and its style."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""TODO docstring."""
+"""The sections of the page: results of one experiment, with table, notes, plots and commands."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from tokensieve.evaluation.flags import eval_flags
 from tokensieve.report import plots
 from tokensieve.report.commands import render_settings
 from tokensieve.report.fields import (
@@ -27,30 +28,16 @@ from tokensieve.report.plots import Point
 from tokensieve.report.tables import display_scale, render_table
 
 WORDS = 8  # so many points in a plot get their plan's text, more get its number in the table
-# What makes another experiment of a run, and so another section: settings, each with what a result that does not tell it was
-# made with, and fingerprints, which are named where the settings do not tell the sections apart.
-SETTINGS: dict[str, Any] = {
-    "split": "test",
-    "limit": None,
-    "seed": 0,
-    "dtype": None,
-    "model_type": "open_clip",
-    "recall_k": 5,
-    "train_split": "train",
-    "val_split": None,
-    "val_proportion": None,
-    "fewshot_k": -1,
-    "fewshot_epochs": 10,
-    "fewshot_lr": 0.1,
-    "normalize": True,
-    "vqa_prompt": None,
-    "max_new_tokens": 16,
-    "blind": False,
-    "modalities": None,
-    "val_identities": None,
-}
+MEASURED_SETTINGS = {"dtype": None}  # not a flag, but also makes another experiment
+# Fingerprints that make another experiment; headings name them where the settings do not tell the sections apart.
 MARKS = ("amp", "classifiers", "weights", "data")
 FINGERPRINT = re.compile("[0-9a-f]{16,}")
+
+
+def separating_settings() -> dict[str, Any]:
+    """The settings that make another experiment, each with the value of results that do not have it."""
+    flags = [flag for group in eval_flags().values() for flag in group if flag.separates_results]
+    return {flag.dest: flag.default for flag in flags} | MEASURED_SETTINGS
 
 
 def group_sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
@@ -58,22 +45,23 @@ def group_sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
 
     In a section the full model comes first, then from many tokens to few.
     """
+    settings = separating_settings()
     named: dict[str, dict[tuple[str, ...], list[Result]]] = {}
-    seen: set[str] = set()
+    keys: set[str] = set()
     for result in found:
         key = mapping_at(result, "run").get("key")
-        if key is not None and str(key) in seen:
+        if key is not None and str(key) in keys:
             continue  # the same run under two names
-        seen.add(str(key))
+        keys.add(str(key))
         weights = Path(str(result["pretrained"])).name
         model = f"{result['model']} ({weights})" if weights else str(result["model"])
         language = result.get("language")
-        told = [str(result.get("task") or ""), "" if language in (None, "en") else str(language)]
-        name = ", ".join([f"{model} on {result['dataset']}", *filter(None, told)])
-        named.setdefault(name, {}).setdefault(_experiment(result), []).append(result)
+        details = [str(result.get("task") or ""), "" if language in (None, "en") else str(language)]
+        name = ", ".join([f"{model} on {result['dataset']}", *filter(None, details)])
+        named.setdefault(name, {}).setdefault(_experiment(result, settings), []).append(result)
     sections = []
     for name, experiments in named.items():
-        for heading, rows in zip(_headings(name, list(experiments)), experiments.values(), strict=True):
+        for heading, rows in zip(_headings(name, list(experiments), list(settings)), experiments.values(), strict=True):
             sections.append((heading, sorted(rows, key=_order)))
     return sections
 
@@ -82,25 +70,25 @@ def _order(row: Result) -> tuple[bool, float, str]:
     return method_name(row) != "none", -(number_of(mapping_at(row, "reduction").get("tokens_out")) or 0), plan_label(row)
 
 
-def _experiment(result: Result) -> tuple[str, ...]:
+def _experiment(result: Result, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The settings, then the fingerprints, of a result as texts."""
     run = mapping_at(result, "run")
     marks = (run.get(name) or None for name in MARKS)
-    return (*(value_text(run.get(name, default)) for name, default in SETTINGS.items()), *map(value_text, marks))
+    return (*(value_text(run.get(name, default)) for name, default in settings.items()), *map(value_text, marks))
 
 
-def _headings(name: str, experiments: Sequence[tuple[str, ...]]) -> list[str]:
-    """A heading for each experiment: the name that they share, and what tells them apart."""
+def _headings(name: str, experiments: Sequence[tuple[str, ...]], settings: Sequence[str]) -> list[str]:
+    """A heading for each experiment: the name that they share, and the settings in which they differ."""
 
-    def kinds(places: Sequence[int]) -> int:
-        return len({tuple(values[place] for place in places) for values in experiments})
+    def count_different(columns: Sequence[int]) -> int:
+        return len({tuple(values[column] for column in columns) for values in experiments})
 
-    words = [*SETTINGS, *MARKS]
-    differ = [place for place in range(len(SETTINGS)) if kinds([place]) > 1]
-    for place in range(len(SETTINGS), len(words)):
-        if kinds([*differ, place]) > kinds(differ):
-            differ.append(place)
-    return [", ".join([name, *(_difference(words[place], values[place]) for place in differ)]) for values in experiments]
+    words = [*settings, *MARKS]
+    differ = [column for column in range(len(settings)) if count_different([column]) > 1]
+    for column in range(len(settings), len(words)):
+        if count_different([*differ, column]) > count_different(differ):
+            differ.append(column)
+    return [", ".join([name, *(_difference(words[column], values[column]) for column in differ)]) for values in experiments]
 
 
 def _difference(name: str, value: str) -> str:
@@ -125,7 +113,7 @@ def render_section(number: int, name: str, rows: Sequence[Result]) -> str:
 
 def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
     """Quality over measured time and over GFLOPs."""
-    times, unit = display_scale(metric)
+    times, unit = display_scale(metric, rows)
 
     def points(cost: Callable[[Result], float | None]) -> list[Point]:
         made = []
@@ -133,9 +121,10 @@ def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
             x, y, error = cost(row), number_of(row["metrics"].get(metric)), number_of(row["metrics"].get(f"{metric}_stderr"))
             if x is not None and y is not None:
                 label = plan_label(row) if len(rows) <= WORDS else str(number)
-                told = f"{plan_label(row)}: {metric} {times * y:.2f}" + (f" ± {times * error:.2f}" if error is not None else "")
+                spread = "" if error is None else f" ± {times * error:.2f}"
+                tooltip = f"{plan_label(row)}: {metric} {times * y:.2f}{spread}, cost {x:.3g}"
                 error = None if error is None else times * error
-                made.append(Point(x, times * y, error, label, f"{told}, cost {x:.3g}", mark_kind(row, rows)))
+                made.append(Point(x, times * y, error, label, tooltip, mark_kind(row, rows)))
         return made
 
     figures = []
@@ -143,12 +132,14 @@ def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
         ("measured time of an image, full model = 1", lambda row: 1 / faster if (faster := speed_up(row)) else None),
         ("GFLOPs of an image", lambda row: number_of(mapping_at(row, "reduction").get("gflops"))),
     ):
-        there = points(cost)
-        left_out = len(rows) - len(there)
-        if there:
-            drawn = plots.plot(there, across, f"{metric}{unit}", f"{metric} over {across}, {name}")
-            said = f"<figcaption class='soft'>{left_out} without such a measurement left out</figcaption>" if left_out else ""
-            figures.append(f"<figure>{drawn}{said}</figure>")
+        measured = points(cost)
+        left_out = len(rows) - len(measured)
+        if measured:
+            drawn = plots.plot(measured, across, f"{metric}{unit}", f"{metric} over {across}, {name}")
+            caption = (
+                f"<figcaption class='soft'>{left_out} without such a measurement left out</figcaption>" if left_out else ""
+            )
+            figures.append(f"<figure>{drawn}{caption}</figure>")
         else:
             figures.append(
                 f"<p class='soft'>No plot over {escape(across.split(',')[0])}: it was not measured in these runs.</p>"

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The tables of a section: one row for each result, and all metrics."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections.abc import Sequence
 from html import escape
 
 from tokensieve.report import plots
-from tokensieve.report.fields import SHARES, Result, mapping_at, mark_kind, number_of, plan_label, speed_up
+from tokensieve.report.fields import NOTHING, Result, mapping_at, mark_kind, number_of, plan_label, speed_up
+from tokensieve.tasks.registry import is_percent
 
 
-def display_scale(metric: str) -> tuple[float, str]:
-    """What a metric is multiplied with to be shown, and its unit."""
-    return (100.0, ", %") if any(word in metric for word in SHARES) else (1.0, "")
+def display_scale(metric: str, rows: Sequence[Result]) -> tuple[float, str]:
+    """The factor by which a metric of these results is shown, and its unit."""
+    return (100.0, ", %") if is_percent(metric, rows[0].get("task")) else (1.0, "")
 
 
 def _value(result: Result, metric: str | None) -> str:
     value = None if metric is None else number_of(result["metrics"].get(metric))
     if value is None or metric is None:
-        return "–"
-    times, unit = display_scale(metric)
+        return NOTHING
+    times, unit = display_scale(metric, [result])
     error = number_of(result["metrics"].get(f"{metric}_stderr"))
 
-    def said(number: float) -> str:
+    def text(number: float) -> str:
         return f"{times * number:.2f}" if unit else f"{number:.4g}"
 
-    return said(value) + (f" <span class='soft'>± {said(error)}</span>" if error is not None else "")
+    return text(value) + (f" <span class='soft'>± {text(error)}</span>" if error is not None else "")
 
 
 def render_table(rows: Sequence[Result], metric: str | None) -> str:
@@ -32,7 +33,7 @@ def render_table(rows: Sequence[Result], metric: str | None) -> str:
         "#",
         "plan",
         "patch tokens",
-        f"{metric}{display_scale(metric)[1]}" if metric else "metric",
+        f"{metric}{display_scale(metric, rows)[1]}" if metric else "metric",
         "GFLOPs",
         "images/s",
         "speed-up",
@@ -42,13 +43,13 @@ def render_table(rows: Sequence[Result], metric: str | None) -> str:
         done, faster = mapping_at(row, "reduction"), speed_up(row)
         tokens, cost, speed = done.get("tokens_out"), number_of(done.get("gflops")), number_of(done.get("images_per_second"))
         cells = [
-            "–"
+            NOTHING
             if tokens is None
             else escape(f"{done.get('tokens_in')} → {tokens}" if tokens != done.get("tokens_in") else str(tokens)),
             _value(row, metric),
-            "–" if cost is None else f"{cost:.3g}",
-            "–" if speed is None else f"{speed:.1f}",
-            "–" if faster is None else f"{faster:.2f}×",
+            NOTHING if cost is None else f"{cost:.3g}",
+            NOTHING if speed is None else f"{speed:.1f}",
+            NOTHING if faster is None else f"{faster:.2f}×",
         ]
         mark = plots.legend_mark(mark_kind(row, rows))
         first = f"<td class='soft'>{number}</td><th scope='row'>{mark} <code>{escape(plan_label(row))}</code></th>"
@@ -64,7 +65,7 @@ def _all_metrics(rows: Sequence[Result]) -> str:
     names = [name for name in names if not name.endswith("_stderr")]
     if len(names) < 2:
         return ""
-    head = "".join(f"<th scope='col'>{escape(name + display_scale(name)[1])}</th>" for name in names)
+    head = "".join(f"<th scope='col'>{escape(name + display_scale(name, rows)[1])}</th>" for name in names)
     lines = "".join(
         f"<tr><td class='soft'>{number}</td><th scope='row'><code>{escape(plan_label(row))}</code></th>"
         + "".join(f"<td>{_value(row, name)}</td>" for name in names)

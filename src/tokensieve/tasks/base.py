@@ -1,34 +1,33 @@
-"""Tasks: what is asked of the features. A task maps every batch to a small record and, at the end, records to numbers.
+"""The interface of a task: it maps every batch to a small record and, at the end, all records to metrics.
 
-The map runs wherever the batch is (in any of several processes, under every plan in turn); the end runs once, on the records of
-the whole data in order. So the numbers do not depend on how many processes shared the work.
+Batches are mapped in any of several processes, under every plan in turn. The metrics are computed once, from the records of
+the whole data in order, so they do not depend on how many processes shared the work.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tokensieve.data.source import Broken, Inputs, Source
-from tokensieve.errors import Uncuttable
+from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.models.registry import open_tower
 
-# images (B,3,h,w) -> features (B,E) under one plan, or what the task's `act` makes of them; with aside=True it is not timed
+# images (B,3,h,w) -> features (B,E) under one plan, or what the task's `run` returns; timed=False leaves it out of the times
 Encode = Callable[..., Any]
 Record = Any  # what is kept of one batch under one plan: CPU tensors and plain values, small
 
 
 @dataclass
 class TaskContext:
-    """What a task prepares itself with."""
+    """What a task is made with."""
 
     model: str
     pretrained: str
@@ -39,14 +38,15 @@ class TaskContext:
     device: torch.device
     precision: Callable[[], AbstractContextManager[Any]]  # autocast, or nothing
     show: bool  # progress may be shown
-    say: Callable[[str], None]  # a remark on stderr, each one once
+    warn: Callable[[str], None]  # prints a message on stderr, each one once
     source: Callable[[str], Source]  # the data of a split, by the arguments
-    save_clf: Path | None = None  # where the classifier is to be kept
+    is_main: bool = True  # whether this process writes files
+    file_fields: Mapping[str, str] = field(default_factory=dict)  # what {model}, {dataset}, ... in names of files stand for
 
 
 @dataclass
 class StoredPass:
-    """What an earlier run kept of a pass."""
+    """What an earlier run stored of a pass."""
 
     records: list[Record]
     n_samples: int
@@ -54,65 +54,75 @@ class StoredPass:
 
 
 class Task:
-    """One task on one data set, ready to be run; the defaults are those of a task with one split and nothing stored."""
+    """One task on one data set, ready to run. The defaults are those of a task with one split that stores nothing.
+
+    A subclass takes a TaskContext. Its declaration (TaskSpec) names it as "module:Class".
+    """
 
     name: str
-    metric: str  # the number that tables and plots show
+    metric: str  # what tables and plots show
     unit: str = "image"  # what a sample is
-    setup: TaskContext
-    act: Callable[[Any, Inputs], Any] | None = None  # (model, images): what is run instead of encoding the images
-    once: Callable[[Any, Inputs], Any] | None = None  # (model, a sample): what operations are counted of, if not encoding
+    context: TaskContext
+    run: Callable[[Any, Inputs], Any] | None = None  # (model, images): what runs under a plan; None: encoding the images
+    run_for_flops: Callable[[Any, Inputs], Any] | None = None  # (model, a sample): what FLOPs are counted of; None: encoding
 
     def sources(self) -> dict[str, Source]:
-        """What is read, in this order, by a name for each pass."""
+        """The data of each pass by its name, in the order of the passes."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """What its numbers depend on besides model, plan, data and the settings all tasks share."""
+        """What the metrics depend on besides model, plan, data and the settings of all tasks. Part of the result's key."""
         return {}
 
     def counts(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        """What a result tells besides of the samples that were read."""
+        """More counts for the result, besides the samples that were read."""
         return {}
 
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
         """Print what the table of all tasks has no column for."""
 
     def timed_inputs(self, images: Inputs) -> Inputs:
-        """What of a batch the plan's time and its operations are told of."""
+        """The inputs of a batch that times and FLOPs are measured on."""
         return images
 
     def prepare(self) -> None:
-        """What takes time before the first batch; called once it is known that there is something to do."""
+        """Work before the first batch; called only if there is something to compute."""
 
     def batch(self, split: str, images: Inputs, targets: Any, encoders: Sequence[Encode]) -> list[Record]:
-        """One record a plan; `targets` is (B,) or (B,C) for labels and a list of B lists of strings for captions."""
+        """One record for each plan. `targets` is (B,) or (B,C) for labels and a list of B lists of strings for captions."""
         raise NotImplementedError
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        """The numbers of one plan, and their standard errors as NAME_stderr, from the records of every pass in order."""
+        """The metrics of one plan, with standard errors as NAME_stderr, from the records of every pass in order."""
         raise NotImplementedError
 
     def tokens(self, sample: Inputs) -> int | None:
-        """How many tokens a plan could cut of a sample's image; None if the model has none that can be cut."""
+        """The number of tokens of a sample's image that a plan can cut; None if the model has none."""
         try:
-            h, w = open_tower(self.setup.loaded.model).grid
+            h, w = open_tower(self.context.loaded.model).grid
         except Uncuttable:
             return None
         return h * w
 
     def language_model(self) -> nn.Module | None:
-        """The part of the model that reads image and text, if there is one: its operations are told apart."""
+        """The part of the model that reads image and text, if there is one; its FLOPs are counted separately."""
         return None
 
     @property
     def weights(self) -> str:
         """The fingerprint of the weights that the records are made with."""
-        return self.setup.loaded.fingerprint
+        return self.context.loaded.fingerprint
 
     def stored(self, plan: str, split: str) -> StoredPass | None:
-        """The records of an earlier run that was the same, if they were kept: then that pass is left out for the plan."""
+        """The records of an earlier run with the same settings, if they were stored: then the pass is skipped for the plan."""
         return None
 
     def store(self, plan: str, split: str, records: list[Record], broken: Sequence[Broken]) -> None:
-        """Keep the records of a pass, and which images it could not read, for a later run."""
+        """Store the records of a pass, and which images it could not read, for a later run."""
+
+
+def check_finite(features: Tensor) -> Tensor:
+    """The features as they are; a UserError if they hold NaN or infinity."""
+    if not bool(torch.isfinite(features).all()):
+        raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
+    return features

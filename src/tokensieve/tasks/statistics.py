@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Accuracies, average precision and their standard errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def accuracies(best: Tensor, hits: Tensor, targets: Tensor, five: bool) -> dict[str, float]:
-    """acc1, acc5 (where five: it says something), mean_per_class_recall and their standard errors.
+    """acc1, acc5 (NaN unless `five`: with few classes it means nothing), mean_per_class_recall and their standard errors.
 
     best (N,): the nearest class; hits (N,k): is the j-th nearest the right one; targets (N,).
     """
@@ -37,10 +37,10 @@ def mean_per_class_recall(best: Tensor, targets: Tensor) -> tuple[float, float]:
     size = max(int(best.max()), int(targets.max())) + 1
     total = torch.bincount(targets, minlength=size).double()  # (C,)
     right = torch.bincount(targets[best == targets], minlength=size).double()  # (C,)
-    seen = total > 0
-    recall = right[seen] / total[seen]
-    variance = recall * (1 - recall) / total[seen]
-    return recall.mean().item(), (variance.sum().sqrt() / seen.sum()).item()
+    occurs = total > 0
+    recall = right[occurs] / total[occurs]
+    variance = recall * (1 - recall) / total[occurs]
+    return recall.mean().item(), (variance.sum().sqrt() / occurs.sum()).item()
 
 
 def mean_average_precision(logits: Tensor, targets: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""What retrieval and selection share: images and captions as unit vectors, whose products tell how well they match."""
+"""What retrieval and selection share: images and captions as unit vectors, whose products are their similarities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokensieve.errors import UserError
 from tokensieve.models.features import encode_text
-from tokensieve.tasks.base import Encode, TaskContext
+from tokensieve.tasks.base import Encode, TaskContext, check_finite
 
 
 def one_image_each(images: Tensor, task: str) -> Tensor:
@@ -22,21 +22,14 @@ def one_image_each(images: Tensor, task: str) -> Tensor:
     return images
 
 
-def images_to_unit(setup: TaskContext, encode: Encode, images: Tensor) -> Tensor:
+def images_to_unit(context: TaskContext, encode: Encode, images: Tensor) -> Tensor:
     """(B,3,h,w) -> (B,E) on the CPU, float32, of length 1, under one plan."""
-    with torch.inference_mode(), setup.precision():
-        return finite_features(F.normalize(encode(images), dim=-1))
+    with torch.inference_mode(), context.precision():
+        return check_finite(F.normalize(encode(images), dim=-1).float().cpu())
 
 
-def texts_to_unit(setup: TaskContext, texts: Sequence[str]) -> Tensor:
+def texts_to_unit(context: TaskContext, texts: Sequence[str]) -> Tensor:
     """T captions -> (T,E) on the CPU, float32, of length 1."""
-    with torch.inference_mode(), setup.precision():
-        tokens = setup.loaded.tokenizer(list(texts)).to(setup.device)
-        return finite_features(F.normalize(encode_text(setup.loaded.model, tokens), dim=-1))
-
-
-def finite_features(features: Tensor) -> Tensor:
-    features = features.float().cpu()
-    if not torch.isfinite(features).all():
-        raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
-    return features
+    with torch.inference_mode(), context.precision():
+        tokens = context.loaded.tokenizer(list(texts)).to(context.device)
+        return check_finite(F.normalize(encode_text(context.loaded.model, tokens), dim=-1).float().cpu())

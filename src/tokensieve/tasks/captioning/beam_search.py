@@ -1,9 +1,9 @@
-"""A CoCa writes captions: open_clip's default search, with every image encoded once.
+"""Captions of a CoCa by open_clip's default beam search, with every image encoded once.
 
 open_clip's own `CoCa.generate` needs a class that transformers 5 no longer has. Its default is a beam search of three
-groups of two beams; as nothing pushes the groups apart they are three times the same, so this is one group of two. Like there a
-beam's score is the sum of its logits (not of log-probabilities) over its length, the first five tokens are no end, and at
-most 30 are written.
+groups of two beams. Nothing makes the groups differ, so this is one group of two. As there, a beam's score is the sum of its
+logits (not of log-probabilities) over its length, the end token is not allowed before five tokens, and captions have at most
+30 tokens.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class _Finished:
 
 def write(model: Any, images: Tensor, words: CaptionTokenizer) -> list[list[int]]:
     """The ids of one caption an image, without the end. `model` is an open_clip CoCa; images (B,3,h,w)."""
-    seen = model(images)
-    latents, tokens = seen["image_features"], seen["image_embs"]  # (B,E), (B,N,D)
+    outputs = model(images)
+    latents, tokens = outputs["image_features"], outputs["image_embs"]  # (B,E), (B,N,D)
     longest = min(LONGEST, model.context_length)
     finished: list[list[_Finished]] = [[] for _ in images]
     alive = list(range(len(images)))  # images whose search goes on

@@ -1,4 +1,4 @@
-"""How good captions are: BLEU, METEOR, ROUGE-L, CIDEr and SPICE as pycocoevalcap computes them, which clip_benchmark uses.
+"""Caption metrics: BLEU, METEOR, ROUGE-L, CIDEr and SPICE as pycocoevalcap computes them, which clip_benchmark uses.
 
 Its PTB tokenizer and METEOR (Java) are run here with a time-out, and with nothing written into its folder where that can be
 avoided; its Python scorers are called, and its own runner of SPICE. What cannot be had without a network (SPICE's models) is
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, one_line
 from tokensieve.models.loading.hub import reachable
 
 SECONDS = 600  # the longest that one Java program may take
@@ -27,19 +27,19 @@ _LOCALE = ("-Duser.language=en", "-Dfile.encoding=UTF-8")  # a German METEOR wou
 _DRAWS = 200  # of the bootstrap
 
 
-def check() -> None:
-    """A UserError if captions cannot be judged on this machine."""
+def check_java() -> None:
+    """A UserError if captions cannot be scored on this machine: pycocoevalcap or Java is missing."""
     if find_spec("pycocoevalcap") is None:
         raise UserError("--task captioning needs pycocoevalcap: pip install pycocoevalcap")
     if shutil.which("java") is None:
         raise UserError(
-            "--task captioning needs Java to judge captions (pycocoevalcap's tokenizer, METEOR and SPICE), and there is no "
+            "--task captioning needs Java to score captions (pycocoevalcap's tokenizer, METEOR and SPICE), and there is no "
             "`java` on the PATH. Install one, such as: apt install default-jre-headless, or: conda install openjdk"
         )
 
 
-def score(written: Sequence[str], references: Sequence[Sequence[str]], say: Callable[[str], None]) -> dict[str, float]:
-    """Every metric with its standard error, of one caption an image; `say` is told which one is left out and why.
+def score(written: Sequence[str], references: Sequence[Sequence[str]], warn: Callable[[str], None]) -> dict[str, float]:
+    """Every metric with its standard error, of one caption for each image; `warn` gets a message for each one left out.
 
     BLEU is of all captions together: its standard error is that of sets of images drawn with replacement. METEOR's is that of
     the mean over images, though METEOR itself is of all images together.
@@ -47,19 +47,19 @@ def score(written: Sequence[str], references: Sequence[Sequence[str]], say: Call
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
 
-    tokenized = _tokenize([*written, *(text for told in references for text in told)])
+    tokenized = _tokenize([*written, *(text for captions in references for text in captions)])
     res = {i: [tokenized[i]] for i in range(len(written))}
     rest = iter(tokenized[len(written) :])
-    gts = {i: [next(rest) for _ in told] for i, told in enumerate(references)}
-    if not any(text for told in gts.values() for text in told):
-        raise UserError("no reference caption holds a word, so captions cannot be judged by them.")
+    gts = {i: [next(rest) for _ in captions] for i, captions in enumerate(references)}
+    if not any(text for captions in gts.values() for text in captions):
+        raise UserError("no reference caption holds a word, so captions cannot be scored by them.")
     values, errors = _bleu(gts, res)
     scorers = {"METEOR": _meteor, "ROUGE_L": Rouge().compute_score, "CIDEr": Cider().compute_score, "SPICE": _spice}
     for name, compute in scorers.items():
         try:
             value, each = compute(gts, res)
         except _LeftOut as reason:
-            say(f"{name} is left out: {reason}")
+            warn(f"{name} is left out: {reason}")
             continue
         values[name], errors[f"{name}_stderr"] = float(value), _stderr(each)
     return values | errors
@@ -94,10 +94,12 @@ def _tokenize(texts: Sequence[str]) -> list[str]:
     try:
         done = subprocess.run(command, input="".join(lines), capture_output=True, check=True, **options)
     except subprocess.CalledProcessError as error:
-        told = " ".join(error.stderr.split())[:200]
-        raise UserError(f"the captions cannot be split into words: Java failed ({told}). Check `java -version`.") from None
+        reason = one_line(error.stderr, 200)
+        raise UserError(
+            f"tokenizing the captions failed: Java exited with an error ({reason}). Check `java -version`."
+        ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"the captions cannot be split into words: {error}. Check `java -version`.") from None
+        raise UserError(f"tokenizing the captions failed: {error}. Check `java -version`.") from None
     made = done.stdout.split("\n")[: len(texts)]
     if len(made) != len(texts):
         raise UserError(f"the tokenizer made {len(made)} lines of {len(texts)} captions. Check `java -version`.")
@@ -142,7 +144,7 @@ def _spice(gts: Mapping[int, Sequence[str]], res: Mapping[int, Sequence[str]]) -
     try:
         value, each = Spice().compute_score(gts, res)
     except (OSError, subprocess.SubprocessError, ValueError) as error:  # no room, no rights, a Java it cannot run on
-        raise _LeftOut(f"it failed ({' '.join(str(error).split())[:200]}); it is known to need Java 8") from error
+        raise _LeftOut(f"it failed ({one_line(error, 200)}); it is known to need Java 8") from error
     return float(value), [one["All"]["f"] for one in each]
 
 

@@ -1,6 +1,6 @@
-"""Captioning: a CoCa writes a sentence about each image, and the sentences are compared with those that people wrote.
+"""Captioning: a CoCa writes a sentence about each image, which is compared with those that people wrote.
 
-The numbers are those of clip_benchmark 1.6.2 (Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr, SPICE). Captions are decoded with the
+The metrics are those of clip_benchmark 1.6.2 (Bleu_1 to Bleu_4, METEOR, ROUGE_L, CIDEr, SPICE). Captions are decoded with the
 tokenizer that belongs to the model.
 """
 
@@ -36,18 +36,18 @@ class CaptioningTask(Task):
     name = NAME
     metric = "CIDEr"
 
-    def __init__(self, setup: TaskContext) -> None:
-        if not (hasattr(setup.loaded.model, "generate") and hasattr(setup.loaded.model, "text_decoder")):
+    def __init__(self, context: TaskContext) -> None:
+        if not (hasattr(context.loaded.model, "generate") and hasattr(context.loaded.model, "text_decoder")):
             raise UserError(
-                f"--task {NAME}: {setup.model} cannot write captions, only a CoCa can. Use --model {embedded.CAPTIONER} "
+                f"--task {NAME}: {context.model} cannot write captions, only a CoCa can. Use --model {embedded.CAPTIONER} "
                 f"--pretrained {embedded.CAPTIONER_PRETRAINED}, or one of open_clip's, such as --model coca_ViT-B-32 "
                 f"--pretrained mscoco_finetuned_laion2b_s13b_b90k."
             )
-        caption_metrics.check()
-        self.setup = setup
-        self.source = setup.source(setup.args.split)
-        self.words = CaptionTokenizer.of(setup.loaded.tokenizer)
-        self.act = self._write
+        caption_metrics.check_java()
+        self.context = context
+        self.source = context.source(context.args.split)
+        self.words = CaptionTokenizer.of(context.loaded.tokenizer)
+        self.run = self._write
 
     def sources(self) -> dict[str, Source]:
         return {"test": self.source}
@@ -57,10 +57,11 @@ class CaptioningTask(Task):
             return [self.words.text(ids) for ids in write(model, images, self.words)]
 
     def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
-        images, references = one_image_each(images, NAME), [list(told) for told in targets]
+        images, references = one_image_each(images, NAME), [list(captions) for captions in targets]
         return [CaptionRecord(encode(images), references) for encode in encoders]
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        told: list[CaptionRecord] = records["test"]
-        written = [text for batch in told for text in batch.written]
-        return caption_metrics.score(written, [given for batch in told for given in batch.references], self.setup.say)
+        batches: list[CaptionRecord] = records["test"]
+        written = [text for batch in batches for text in batch.written]
+        references = [captions for batch in batches for captions in batch.references]
+        return caption_metrics.score(written, references, self.context.warn)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,26 +29,26 @@ class CaptionSelectionTask(Task):
     name = NAME
     metric = "acc"
 
-    def __init__(self, setup: TaskContext) -> None:
-        self.setup = setup
-        self.source = setup.source(setup.args.split)
+    def __init__(self, context: TaskContext) -> None:
+        self.context = context
+        self.source = context.source(context.args.split)
 
     def sources(self) -> dict[str, Source]:
         return {"test": self.source}
 
     def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
         """A record is (B,2), did the captions find their images and the images their captions, and the number of captions."""
-        instances, captions = len(targets), {len(told) for told in targets}
+        instances, captions = len(targets), {len(texts) for texts in targets}
         self._check_even(captions)
-        texts = texts_to_unit(self.setup, [text for told in targets for text in told]).view(instances, *captions, -1)
+        texts = texts_to_unit(self.context, list(chain.from_iterable(targets))).view(instances, *captions, -1)
         flat = images.flatten(0, 1) if images.dim() == 5 else images  # (B n,3,h,w)
-        found = [images_to_unit(self.setup, encode, flat).view(instances, -1, texts.shape[2]) for encode in encoders]
+        found = [images_to_unit(self.context, encode, flat).view(instances, -1, texts.shape[2]) for encode in encoders]
         return [(right(features, texts), texts.shape[1]) for features in found]
 
     def _check_even(self, captions: set[int]) -> None:
         if len(captions) > 1 or captions == {0}:
             raise UserError(
-                f"--task {NAME} needs as many captions for every image; {self.setup.dataset} has {min(captions)} to "
+                f"--task {NAME} needs as many captions for every image; {self.context.dataset} has {min(captions)} to "
                 f"{max(captions)}. For such data there is --task zeroshot_retrieval."
             )
 

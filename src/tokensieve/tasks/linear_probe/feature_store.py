@@ -1,7 +1,7 @@
-"""Features of whole passes kept on disk: a safetensors file for each, under a name made of everything that made them.
+"""Features of whole passes kept on disk: one safetensors file each, named by a hash of everything that made them.
 
-A change of weights, plan, data, settings or code is another name, so what is found is never stale. The file tells in its
-header what it is, and holds a checksum: a damaged one is as good as none.
+A change of weights, plan, data, settings or code gives another name, so what is found is never stale. The header of the file
+holds what made it and a checksum; a damaged file is not used.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tokensieve.errors import UserError, one_line
 from tokensieve.files import check_writable, slug, write_bytes
 from tokensieve.provenance import digest
 
-Identity = dict[str, Any]  # all that made the features, by name; JSON can say it
+Identity = dict[str, Any]  # all that made the features, by name; JSON values
 MARK = "tokensieve"  # the header's entry: {"identity": {...}, "sha256": "..."}
 
 
 class FeatureStore:
     """The features of one model on one data set."""
 
-    def __init__(self, root: str, model: str, pretrained: str, dataset: str, say: Callable[[str], None], reads: bool) -> None:
+    def __init__(self, root: str, model: str, pretrained: str, dataset: str, warn: Callable[[str], None], reads: bool) -> None:
         """reads: nothing will be written there."""
         self.folder = Path(root) / "-".join((model, pretrained, dataset)).replace("/", "_")[-200:]
-        self.say = say
+        self.warn = warn
         if not reads:
             check_writable(self.folder / "any", "--feature_root")
 
@@ -49,7 +49,7 @@ class FeatureStore:
         write_bytes(self.path(identity), save(ready, metadata={MARK: about}))
 
     def find(self, identity: Identity) -> tuple[dict[str, Tensor], list[Broken]] | None:
-        """What was kept under that identity; None if nothing, or if the file is damaged, which is said."""
+        """What was kept under that identity; None if nothing, or if the file is damaged, with a warning."""
         path = self.path(identity)
         if not path.exists():
             return None
@@ -62,11 +62,11 @@ class FeatureStore:
             reason = "its content is not what was written"
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             reason = one_line(error)
-        self.say(f"{path} is damaged ({reason}): its features are not used")
+        self.warn(f"{path} is damaged ({reason}): its features are not used")
         return None
 
     def entries(self) -> Iterator[Identity]:
-        """What each readable file says it is."""
+        """The identity in each readable file."""
         for path in sorted(self.folder.glob("*.safetensors")):
             try:
                 with safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""The linear layer of a probe: its training, the search for its weight decay, and its scores."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Probe:
         return layer
 
     def logits(self, layer: nn.Linear, features: Tensor) -> Tensor:
-        """What the layer says, on the CPU.  (n, C)"""
+        """The layer's outputs, on the CPU.  (n, C)"""
         with torch.no_grad(), self.precision():
             return torch.cat([layer(part.to(self.device)).cpu() for part in features.split(self.batch_size)]).float()
 
@@ -137,5 +137,5 @@ def _new_layer(width: int, classes: int, draws: torch.Generator) -> nn.Linear:
 def scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """The numbers by clip_benchmark's names, each with its standard error; logits (n,C), labels (n,)."""
     hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]  # (n, 5)
-    found = accuracies(logits.argmax(1), hits, labels, five=int(labels.max()) >= 5)  # with up to 5 classes it says nothing
+    found = accuracies(logits.argmax(1), hits, labels, five=int(labels.max()) >= 5)  # with up to 5 classes it is always 1
     return {f"lp_{name}": value for name, value in found.items()}

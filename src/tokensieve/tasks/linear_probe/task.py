@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from tokensieve import provenance
+from tokensieve import plugins, provenance
 from tokensieve.data.source import Broken, Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, StoredPass, Task, TaskContext
+from tokensieve.tasks.base import Encode, Record, StoredPass, Task, TaskContext, check_finite
 from tokensieve.tasks.linear_probe.feature_store import FeatureStore, Identity
 from tokensieve.tasks.linear_probe.probe import (
     Features,
@@ -46,8 +46,8 @@ class LinearProbeTask(Task):
     name = NAME
     metric = "lp_acc1"
 
-    def __init__(self, setup: TaskContext) -> None:
-        self.setup, args = setup, setup.args
+    def __init__(self, context: TaskContext) -> None:
+        self.context, args = context, context.args
         if args.fewshot_k == 0:
             raise UserError("--fewshot_k 0 leaves nothing to learn from: give 1 or more images a class, or -1 for all.")
         if args.fewshot_epochs < 1 or not 0 < args.fewshot_lr < math.inf:
@@ -58,20 +58,22 @@ class LinearProbeTask(Task):
         self.splits = {"train": args.train_split, "test": args.split}
         if args.val_split is not None or args.val_proportion is not None:
             self.splits = {"train": args.train_split, "val": args.val_split or args.train_split, "test": args.split}
-        self.kept = FeatureStore(args.feature_root, setup.model, setup.pretrained, setup.dataset, setup.say, args.skip_load)
+        self.kept = FeatureStore(
+            args.feature_root, context.model, context.pretrained, context.dataset, context.warn, args.skip_load
+        )
         self.draws = torch.Generator().manual_seed(args.seed)
         self.divided: int | None = None  # of how many images --val_proportion is taken
         self.data = self._kept_data() if args.skip_load else self._read_data()
 
     def _read_data(self) -> dict[str, Source]:
-        args = self.setup.args
-        data = {"train": self.setup.source(args.train_split)}
+        args = self.context.args
+        data = {"train": self.context.source(args.train_split)}
         if args.val_split is not None:
-            data["val"] = self.setup.source(args.val_split)
+            data["val"] = self.context.source(args.val_split)
         elif args.val_proportion is not None:
             self.divided = data["train"].size
             data["train"], data["val"] = data["train"].split(args.val_proportion, self.draws)
-        data["test"] = self.setup.source(args.split)
+        data["test"] = self.context.source(args.split)
         return data
 
     def _kept_data(self) -> dict[str, Source]:
@@ -90,12 +92,12 @@ class LinearProbeTask(Task):
     @property
     def weights(self) -> str:
         """The fingerprint of the weights that the features are of; with --skip_load, of those that are kept."""
-        if not self.setup.args.skip_load:
-            return self.setup.loaded.fingerprint
+        if not self.context.args.skip_load:
+            return self.context.loaded.fingerprint
         return str(self.kept.only("weights", self._known()))
 
     def settings(self) -> dict[str, Any]:
-        args = self.setup.args
+        args = self.context.args
         names = ("train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_epochs", "fewshot_lr", "normalize")
         made = {name: getattr(args, name) for name in names}
         if args.skip_load:  # those of the run that kept the features
@@ -105,48 +107,49 @@ class LinearProbeTask(Task):
 
     def batch(self, split: str, images: Tensor, targets: Any, encoders: Sequence[Encode]) -> list[Record]:
         if not isinstance(targets, Tensor) or targets.dim() != 1:
-            raise UserError(f"{self.setup.dataset} has several labels an image: {NAME} needs one. Use zeroshot_classification.")
+            raise UserError(
+                f"{self.context.dataset} has several labels an image: {NAME} needs one. Use zeroshot_classification."
+            )
         return [Features(self._features(encode, images), targets) for encode in encoders]
 
     def _features(self, encode: Encode, images: Tensor) -> Tensor:
-        with torch.no_grad(), self.setup.precision():
+        with torch.no_grad(), self.context.precision():
             features: Tensor = encode(images)
-            if self.setup.args.normalize:
+            if self.context.args.normalize:
                 features = F.normalize(features, dim=-1)
             if not torch.is_autocast_enabled(images.device.type):
                 features = features.float()
-        if not torch.isfinite(features).all():
-            raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
-        return features.cpu()
+        return check_finite(features).cpu()
 
     # ------------------------------------------------------------------------------------------------------ kept features
 
     def _known(self) -> Identity:
         """What the features of every pass depend on, besides the weights."""
-        setup, args = self.setup, self.setup.args
-        with setup.precision():
-            amp = torch.is_autocast_enabled(setup.device.type)
-            dtype = torch.get_autocast_dtype(setup.device.type) if amp else torch.float32
+        context, args = self.context, self.context.args
+        with context.precision():
+            amp = torch.is_autocast_enabled(context.device.type)
+            dtype = torch.get_autocast_dtype(context.device.type) if amp else torch.float32
         return {
-            "model": setup.model,
-            "pretrained": setup.pretrained,
+            "model": context.model,
+            "pretrained": context.pretrained,
             "model_type": args.model_type,
-            "dataset": setup.dataset,
+            "dataset": context.dataset,
             "limit": args.limit,
             "seed": args.seed,
             "normalize": args.normalize,
             "token_fusion": [args.token_fusion, args.token_fusion_weight],
-            "device": setup.device.type,
+            "device": context.device.type,
             "amp": amp,
             "dtype": str(dtype).removeprefix("torch."),
             "batch_size": args.batch_size,  # the last digits depend on it
             "code": provenance.code_version(),
             "versions": provenance.versions(),
+            **({"plugins": hashes} if (hashes := plugins.plugin_hashes()) else {}),
         }
 
     def _place(self, split: str) -> Identity:
         """Which images a pass reads."""
-        proportion = self.setup.args.val_proportion
+        proportion = self.context.args.val_proportion
         return {"split": self.splits[split], "part": None if split == "test" or proportion is None else [split, proportion]}
 
     def _identity(self, plan: str, split: str) -> Identity:
@@ -154,17 +157,17 @@ class LinearProbeTask(Task):
         known = {**self._known(), **self._place(split), "plan": plan, "weights": self.weights}
         source = self.data[split]
         known |= {"data": source.fingerprint, "divided": self.divided if known["part"] else None}
-        if self.setup.args.skip_load:
+        if self.context.args.skip_load:
             known["workers"] = self.kept.only("workers", known)
         else:  # they make the order of a stream
-            known["workers"] = source.workers(self.setup.args.num_workers) if source.size is None else None
+            known["workers"] = source.workers(self.context.args.num_workers) if source.size is None else None
         return known
 
     def stored(self, plan: str, split: str) -> StoredPass | None:
         identity = self._identity(plan, split)
         found = self.kept.find(identity)
         if found is None:
-            if self.setup.args.skip_load:
+            if self.context.args.skip_load:
                 raise UserError(f"--skip_load: {self.kept.path(identity)} is damaged. Run it once without --skip_load.")
             return None
         tensors, broken = found
@@ -177,7 +180,7 @@ class LinearProbeTask(Task):
     # ------------------------------------------------------------------------------------------------------------ numbers
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        args = self.setup.args
+        args = self.context.args
         with torch.inference_mode(False), torch.enable_grad():
             passes = {split: join_features(found) for split, found in records.items()}  # copies, which may be trained on
             draws = self.draws.clone_state()
@@ -192,9 +195,9 @@ class LinearProbeTask(Task):
                 epochs=args.fewshot_epochs,
                 batch_size=args.batch_size,
                 seed=args.seed,
-                device=self.setup.device,
-                precision=self.setup.precision,
-                show=self.setup.show,
+                device=self.context.device,
+                precision=self.context.precision,
+                show=self.context.show,
             )
             weight_decay = 0.0
             if "val" in passes:

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Asking a vision-language model questions about images: prompts, greedy answers, the prefill pass."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ask(processor: Any, items: Sequence[VqaItem], template: str = BARE, *, blind
 
 
 def grey(processor: Any, image: Image.Image) -> Image.Image:
-    """A picture of that size in the colour that the processor turns into zeros: nothing can be seen."""
+    """A picture of that size in the colour that the processor turns into zeros: it shows nothing."""
     mean = getattr(processor.image_processor, "image_mean", None) or (0.5, 0.5, 0.5)
     red, green, blue = (round(255 * part) for part in mean)
     return Image.new("RGB", image.size, (red, green, blue))

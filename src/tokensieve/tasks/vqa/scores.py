@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Scores of answers: VQA's normalisation, its soft score, and the exact match."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def normalise(answer: str) -> str:
 
 def soft_score(answer: str, answers: Sequence[str]) -> float:
     """VQA's score of an answer, from 0 to 1."""
-    said = [normalise(one) for one in answers]
-    same = said.count(normalise(answer))
-    others = len(said) - 1
+    references = [normalise(one) for one in answers]
+    same = references.count(normalise(answer))
+    others = len(references) - 1
     if others == 0:
         return float(same)
     enough = min(3, others)
     # of those left out, `same` agreed and leave one fewer behind
-    return (same * min(1.0, (same - 1) / enough) + (len(said) - same) * min(1.0, same / enough)) / len(said)
+    return (same * min(1.0, (same - 1) / enough) + (len(references) - same) * min(1.0, same / enough)) / len(references)
 
 
 def exact_match(answer: str, answers: Sequence[str]) -> float:

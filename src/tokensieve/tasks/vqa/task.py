@@ -1,7 +1,7 @@
-"""Visual question answering: a model is shown an image, asked about it, and writes a short answer, word by word the likeliest.
+"""Visual question answering: a model gets an image and a question and generates a short answer, greedily decoded.
 
-vqa_score is VQA's own: an answer is worth min(1, m/3) where m of the other nine people said the same, averaged over leaving
-each of the ten out. exact_match is 1 if it is what most people said. Both compare answers as VQA does: lower case, number
+vqa_score is VQA's own: an answer is worth min(1, m/3) where m of the other nine people gave the same, averaged over leaving
+each of the ten out. exact_match is 1 if it is the most frequent answer. Both compare answers as VQA does: lower case, number
 words as digits, no articles, contractions with their apostrophe, punctuation as https://visualqa.org/evaluation.html tells.
 
 Where we differ: VQA's program leaves answers as they are where all people agree, so that "two" would be wrong where all ten
@@ -45,38 +45,38 @@ class VqaTask(Task):
     name = NAME
     metric = "vqa_score"
 
-    def __init__(self, setup: TaskContext) -> None:
-        args, loaded = setup.args, setup.loaded
+    def __init__(self, context: TaskContext) -> None:
+        args, loaded = context.args, context.loaded
         if not isinstance(loaded, LoadedVlm):
-            raise UserError(f"--task {NAME}: {setup.model} answers no questions; use --model_type vlm.")
-        if setup.language != "en":
-            raise UserError(f"--language {setup.language}: questions are asked as the data has them; leave it out.")
-        self.setup, self.processor = setup, loaded.processor
+            raise UserError(f"--task {NAME}: {context.model} answers no questions; use --model_type vlm.")
+        if context.language != "en":
+            raise UserError(f"--language {context.language}: questions are asked as the data has them; leave it out.")
+        self.context, self.processor = context, loaded.processor
         self.data = vqa.load(
-            setup.dataset,
+            context.dataset,
             questions=args.questions,
             annotations=args.annotations,
             images=args.images,
             split=args.split,
             limit=args.limit,
-            root=folder_of(setup.dataset, args.dataset_root),
+            root=folder_of(context.dataset, args.dataset_root),
         )
         for remark in self.data.check(args.max_broken):
-            setup.say(remark)
-        self.template = _template(args.vqa_prompt, setup.dataset)
-        asked = Prompts(self.processor, self.template, args.blind)
-        self.source = Source(Questions(self.data), [], [], self.data.fingerprint, join=asked)
-        self.act, self.once = self._answer, prefill
+            context.warn(remark)
+        self.template = _template(args.vqa_prompt, context.dataset)
+        prompts = Prompts(self.processor, self.template, args.blind)
+        self.source = Source(Questions(self.data), [], [], self.data.fingerprint, join=prompts)
+        self.run, self.run_for_flops = self._answer, prefill
 
     def sources(self) -> dict[str, Source]:
         return {"test": self.source}
 
     def settings(self) -> dict[str, Any]:
-        args = self.setup.args
+        args = self.context.args
         return {"max_new_tokens": args.max_new_tokens, "vqa_prompt": self.template, "blind": args.blind}
 
     def _answer(self, model: Any, inputs: Mapping[str, Tensor]) -> list[str]:
-        return answer(model, self.processor, inputs, self.setup.args.max_new_tokens)
+        return answer(model, self.processor, inputs, self.context.args.max_new_tokens)
 
     def batch(self, split: str, images: Any, targets: list[Reference], encoders: Sequence[Encode]) -> list[Record]:
         kinds, files = [target.kind for target in targets], [target.file for target in targets]
@@ -91,12 +91,12 @@ class VqaTask(Task):
 
     def tokens(self, inputs: Any) -> int | None:
         """The places that the image has in the prompt."""
-        config = self.setup.loaded.model.config
+        config = self.context.loaded.model.config
         image = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
         return None if image is None else int((inputs["input_ids"] == image).sum())
 
     def language_model(self) -> nn.Module | None:
-        inner: Any = getattr(self.setup.loaded.model, "model", self.setup.loaded.model)
+        inner: Any = getattr(self.context.loaded.model, "model", self.context.loaded.model)
         found: nn.Module | None = getattr(inner, "language_model", None)
         return found
 

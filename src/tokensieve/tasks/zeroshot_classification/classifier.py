@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Classifiers made of class names and prompts by the text tower, saved and loaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Zero-shot classification: an image belongs to the class whose prompts its feature is nearest to.
+"""Zero-shot classification: an image belongs to the class whose prompts are nearest to its feature.
 
-The numbers are those of clip_benchmark 1.6.2 (acc1, acc5, mean_per_class_recall; mean_average_precision for several labels
-an image), each with its standard error beside it. Several encoders (one a plan) are scored in one pass over the data.
+The metrics are those of clip_benchmark 1.6.2 (acc1, acc5, mean_per_class_recall; mean_average_precision for images with
+several labels), each with its standard error. All plans are scored in one pass over the data.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.files import back_up
-from tokensieve.tasks.base import Encode, Record, Task, TaskContext
+from tokensieve.files import back_up, check_writable, format_template
+from tokensieve.tasks.base import Encode, Record, Task, TaskContext, check_finite
 from tokensieve.tasks.statistics import accuracies, bootstrap_stderr, mean_average_precision
 from tokensieve.tasks.zeroshot_classification.classifier import load_classifiers, save_classifier, zero_shot_classifier
 
@@ -32,47 +32,51 @@ class ClassificationTask(Task):
     name = NAME
     metric = "acc1"  # of several labels: mean_average_precision
 
-    def __init__(self, setup: TaskContext) -> None:
-        self.setup = setup
-        self.source = setup.source(setup.args.split)
+    def __init__(self, context: TaskContext) -> None:
+        self.context = context
+        self.source = context.source(context.args.split)
         self.classifier: Tensor | None = None  # (E, C)
+        self.save_clf: Path | None = None
+        if context.args.save_clf:
+            self.save_clf = Path(format_template(context.args.save_clf, "--save_clf", **context.file_fields))
+            check_writable(self.save_clf, "--save_clf")
 
     def sources(self) -> dict[str, Source]:
         return {"test": self.source}
 
     def settings(self) -> dict[str, Any]:
         """The contents of the classifiers that are loaded."""
-        files = self.setup.args.load_clfs
+        files = self.context.args.load_clfs
         return {"classifiers": [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files if Path(file).is_file()]}
 
     def prepare(self) -> None:
-        """The classifier: from --load_clfs, or from the class names; to --save_clf if asked."""
-        setup, args = self.setup, self.setup.args
+        """Make the classifier from --load_clfs or from the class names; write it to --save_clf."""
+        context, args = self.context, self.context.args
         classes = self.source.classes
         if args.load_clfs:
-            self.classifier = load_classifiers(args.load_clfs, setup.device)
+            self.classifier = load_classifiers(args.load_clfs, context.device)
             if self.classifier.shape[1] != len(classes):
-                there = self.classifier.shape[1]
-                raise UserError(f"{args.load_clfs[0]} is for {there} classes, {setup.dataset} has {len(classes)}.")
+                n_classes = self.classifier.shape[1]
+                raise UserError(f"{args.load_clfs[0]} is for {n_classes} classes, {context.dataset} has {len(classes)}.")
         else:
-            named = tqdm(classes, desc="prompts", unit="class", leave=False, disable=not setup.show)
-            model, tokenizer = setup.loaded.model, setup.loaded.tokenizer
+            progress = tqdm(classes, desc="prompts", unit="class", leave=False, disable=not context.show)
+            model, tokenizer = context.loaded.model, context.loaded.tokenizer
             templates = self.source.templates
-            self.classifier = zero_shot_classifier(model, tokenizer, named, templates, setup.device, setup.precision)
-        if setup.save_clf is not None:
-            if setup.save_clf.exists():
-                back_up(setup.save_clf)
-            save_classifier(setup.save_clf, self.classifier)
+            self.classifier = zero_shot_classifier(model, tokenizer, progress, templates, context.device, context.precision)
+        if self.save_clf is not None and context.is_main:
+            if self.save_clf.exists():
+                back_up(self.save_clf)
+            save_classifier(self.save_clf, self.classifier)
 
     def batch(self, split: str, images: Tensor, targets: Tensor, encoders: Sequence[Encode]) -> list[Record]:
         assert self.classifier is not None
         made = []
         for encode in encoders:
-            with self.setup.precision():
+            with self.context.precision():
                 features = F.normalize(encode(images), dim=-1)
                 if features.shape[1] != self.classifier.shape[0]:
-                    wide, given = features.shape[1], self.classifier.shape[0]
-                    raise UserError(f"--load_clfs is for features of width {given}, {self.setup.model} has {wide}.")
+                    width, expected = features.shape[1], self.classifier.shape[0]
+                    raise UserError(f"--load_clfs is for features of width {expected}, {self.context.model} has {width}.")
                 logits = 100.0 * features @ self.classifier  # (B, C)
             made.append(record(logits.float().cpu(), targets))
         return made
@@ -82,7 +86,7 @@ class ClassificationTask(Task):
 
 
 class Scored(NamedTuple):
-    """What is remembered of a batch: no more than the metrics need."""
+    """What is kept of a batch: no more than the metrics need."""
 
     targets: Tensor  # (B,) or (B,C)
     classes: int
@@ -94,8 +98,7 @@ class Scored(NamedTuple):
 def record(logits: Tensor, targets: Tensor) -> Scored:
     """One batch: logits (B,C), targets (B,) or (B,C)."""
     classes = logits.shape[1]
-    if not torch.isfinite(logits).all():
-        raise UserError("the model's features hold NaN or infinity. With --amp, try without it; else check the weights.")
+    check_finite(logits)
     if targets.dim() == 2:
         if targets.shape[1] != classes:
             raise UserError(f"{targets.shape[1]} labels an image, but {classes} class names.")
@@ -108,7 +111,7 @@ def record(logits: Tensor, targets: Tensor) -> Scored:
 
 
 def metrics(records: Sequence[Scored]) -> dict[str, float]:
-    """The numbers by their names."""
+    """The metrics by name."""
     targets = torch.cat([part.targets for part in records])
     if records[0].logits is not None:
         logits = torch.cat([part.logits for part in records if part.logits is not None])

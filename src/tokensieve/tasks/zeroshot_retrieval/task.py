@@ -8,6 +8,7 @@ the number of images and captions, not with their product.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -36,13 +37,13 @@ class RetrievalTask(Task):
 
     name = NAME
 
-    def __init__(self, setup: TaskContext) -> None:
-        self.setup = setup
-        self.ks: list[int] = list(dict.fromkeys(setup.args.recall_k))
+    def __init__(self, context: TaskContext) -> None:
+        self.context = context
+        self.ks: list[int] = list(dict.fromkeys(context.args.recall_k))
         self.metric = f"image_retrieval_recall@{self.ks[0]}"
-        self.source = setup.source(setup.args.split)
+        self.source = context.source(context.args.split)
         if self.source.size is not None:
-            _check(self.ks, self.source.size, "images")
+            _check_ks(self.ks, self.source.size, "images")
 
     def sources(self) -> dict[str, Source]:
         return {"test": self.source}
@@ -52,9 +53,9 @@ class RetrievalTask(Task):
 
     def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
         images = one_image_each(images, NAME)
-        texts = texts_to_unit(self.setup, [text for told in targets for text in told])
-        counts = [len(told) for told in targets]
-        return [Features(images_to_unit(self.setup, encode, images), texts, counts) for encode in encoders]
+        texts = texts_to_unit(self.context, list(chain.from_iterable(targets)))
+        counts = [len(captions) for captions in targets]
+        return [Features(images_to_unit(self.context, encode, images), texts, counts) for encode in encoders]
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         found: list[Features] = records["test"]
@@ -69,8 +70,8 @@ def recalls(images: Tensor, texts: Tensor, owner: Tensor, ks: Sequence[int]) -> 
 
     The captions of one image are not independent of each other: their standard error is that of whole images.
     """
-    _check(ks, len(images), "images")
-    _check(ks, len(texts), "captions")
+    _check_ks(ks, len(images), "images")
+    _check_ks(ks, len(texts), "captions")
     of_text = {k: torch.zeros(len(texts), dtype=torch.bool) for k in ks}
     block = max(1, _SCORES // len(images))
     for start in range(0, len(texts), block):
@@ -96,6 +97,6 @@ def recalls(images: Tensor, texts: Tensor, owner: Tensor, ks: Sequence[int]) -> 
     return made
 
 
-def _check(ks: Sequence[int], there: int, what: str) -> None:
-    if max(ks) > there:
-        raise UserError(f"--recall_k {max(ks)}: there are only {there} {what} to find; give {there} at most.")
+def _check_ks(ks: Sequence[int], count: int, what: str) -> None:
+    if max(ks) > count:
+        raise UserError(f"--recall_k {max(ks)}: there are only {count} {what} to find; give {count} at most.")

@@ -1,0 +1,32 @@
+"""`tokensieve build`: fold result files into one CSV."""
+
+from __future__ import annotations
+
+import argparse
+
+from tokensieve.cli.registry import COMMANDS, Command
+
+
+def add_build_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", help="JSON result files, or folders of them")
+    parser.add_argument("--output", default="benchmark.csv", metavar="FILE", help="default: benchmark.csv")
+
+
+def run_build(args: argparse.Namespace) -> None:
+    from tokensieve.evaluation import csv_table
+
+    rows = csv_table.build_csv(args.files, args.output)
+    print(f"{rows} results in {args.output}")
+
+
+COMMANDS.add(
+    Command(
+        "build",
+        "fold result files into one CSV",
+        "Fold JSON result files into one CSV file.",
+        add_build_flags,
+        run_build,
+        order=20,
+    ),
+    origin=__name__,
+)

@@ -1,0 +1,97 @@
+"""The parser of the command line. Errors are UserErrors of one line that name the nearest command or flag."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tokensieve import __version__, plugins
+from tokensieve.cli.registry import all_commands
+from tokensieve.errors import UserError, did_you_mean
+from tokensieve.flags import PLUGIN
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with whole flag names only, which raises a UserError of one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments, after the plug-ins that they name are loaded. Prints the help if there is no command."""
+    files, words = split_plugins(argv)
+    load_plugins(files)
+    parser, by_name = build_parser()
+    first = next((word for word in words if not word.startswith("-")), None)
+    if first is not None and first not in by_name:
+        raise UserError(f"{first!r} is not a command: use {', '.join(by_name)}.{did_you_mean(first, by_name)}")
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        current = by_name.get(args.command, parser)
+        word = next((u for u in unknown if u.startswith("-")), unknown[0])
+        known = [flag for action in current._actions for flag in action.option_strings]
+        flag = word.split("=", 1)[0]
+        raise UserError(f"{current.prog} has no argument {flag!r}.{did_you_mean(flag, known)} (see {current.prog} --help)")
+    if args.command is None:
+        parser.print_help()
+    args.plugin = files or None
+    return args
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the whole command line, and the parser of each command by its name."""
+    common = Parser(add_help=False)
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
+    PLUGIN.add_to(common)
+    parser = Parser(
+        prog="tokensieve",
+        parents=[common],
+        description="Keep the vision tokens that matter: select, prune, merge and measure in CLIP models.",
+        epilog="tokensieve COMMAND --help explains a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"tokensieve {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    by_name: dict[str, Parser] = {}
+    for name, command in all_commands().items():
+        by_name[name] = commands.add_parser(
+            name, help=command.help, description=command.description, usage=command.usage, parents=[common]
+        )
+        command.add_flags(by_name[name])
+    return parser, by_name
+
+
+def split_plugins(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The files that --plugin names, and the other words: plug-ins add flags and commands, so they are loaded first."""
+    files: list[str] = []
+    others: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == f"--{PLUGIN.name}":
+            file = next(words, None)
+            if file is None or file.startswith("-"):
+                raise UserError("--plugin needs the path of a Python file, such as --plugin my_methods.py")
+            files.append(file)
+        elif word.startswith(f"--{PLUGIN.name}="):
+            files.append(word.partition("=")[2])
+        else:
+            others.append(word)
+    return list(dict.fromkeys(files)), others
+
+
+def load_plugins(files: Sequence[str]) -> None:
+    """Load the plug-ins of installed packages, and these files. A broken package is left out with one line on stderr."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        plugins.load_plugins()
+    for warning in caught:
+        if warning.category is UserWarning:
+            print(f"tokensieve: {warning.message}", file=sys.stderr)
+    for file in files:
+        plugins.load_plugin(file)

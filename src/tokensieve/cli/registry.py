@@ -1,0 +1,30 @@
+"""Declarations of commands: each file of this package declares one, and a plug-in may declare more."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokensieve.registry import Registry
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of `tokensieve`. Heavy libraries are imported by `run`, so that `--help` prints at once."""
+
+    name: str
+    help: str  # one line in `tokensieve --help`
+    description: str  # the beginning of `tokensieve NAME --help`
+    add_flags: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]  # the exit code; None is 0
+    usage: str | None = None  # default: all flags
+    order: int = 1000  # place in `tokensieve --help`
+
+
+COMMANDS: Registry[Command] = Registry("command")
+
+
+def all_commands() -> dict[str, Command]:
+    """The commands by name, in the order of the help."""
+    return {command.name: command for command in sorted(COMMANDS.values(), key=lambda command: command.order)}

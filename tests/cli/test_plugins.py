@@ -1,0 +1,217 @@
+"""Plug-ins on the command line: what a user's file or package adds is listed, validated, run and reported like our own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support import toy_plugin
+from tests.support.paths import ROOT
+from tokensieve.cli import main, parse
+from tokensieve.errors import UserError
+
+Run = Callable[..., SimpleNamespace]
+FILE = "toy_tokens.py"
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny_clip: SimpleNamespace
+) -> Iterator[Run]:
+    """run(*words) -> .code .out .err: a command with the toy plug-in, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    Path(FILE).write_text(toy_plugin.SOURCE)
+
+    def go(*words: object, plugin: str = FILE) -> SimpleNamespace:
+        try:
+            code = main([*map(str, words), "--plugin", plugin])
+        except SystemExit as end:
+            code = end.code
+        printed = capsys.readouterr()
+        return SimpleNamespace(code=code, out=printed.out, err=printed.err)
+
+    with toy_plugin.loaded_plugins_are_forgotten():
+        yield go
+
+
+@pytest.fixture
+def evaluate(run: Run, tiny_clip: SimpleNamespace, shards: Path) -> Run:
+    """run("eval", ...) with the tiny model on the colour shards."""
+    data = ["--dataset", "wds/colours", "--dataset_root", shards, "--model", tiny_clip.name, "--pretrained", tiny_clip.weights]
+    few = ["--num_workers", "0", "--batch_size", "8", "--quiet"]
+
+    def go(*flags: object) -> SimpleNamespace:
+        given = [flag for flag in flags if str(flag).startswith("--")]
+        defaults = [(data[place], data[place + 1]) for place in range(0, len(data), 2)]
+        return run("eval", *flags, *(word for pair in defaults if pair[0] not in given for word in pair), *few)
+
+    return go
+
+
+def test_what_a_plugin_adds_is_listed(run: Run) -> None:
+    listed = run("--help")
+    assert listed.code == 0 and "greet" in listed.out and "print a greeting" in listed.out
+    flags = run("eval", "--help").out
+    assert "--toy_threshold" in flags and "toy_task" in flags
+    assert "toy_first" in run("methods").out
+
+
+def test_a_command_of_a_plugin_runs(run: Run) -> None:
+    assert run("greet").out == "hello world\n"
+    assert run("greet", "--name", "tokens").out == "hello tokens\n"
+    wrong = run("greet", "--nmae", "x")
+    assert wrong.code == 2 and "Did you mean '--name'" in wrong.err
+
+
+def test_a_task_and_a_method_of_a_plugin_run_and_are_reported(evaluate: Run, run: Run) -> None:
+    flags = ["--task", "toy_task", "--toy_threshold", "0.25", "--plan", "toy_first@2:6", "--compare", "none"]
+    done = evaluate(*flags, "--output", "out/{plan}.json")
+    assert done.code == 0, done.err
+    rows = {row["reduction"]["plan"]: row for row in (json.loads(path.read_text()) for path in Path("out").glob("*.json"))}
+    row = rows["toy_first@2:6"]
+    assert row["task"] == "toy_task" and row["metrics"]["toy_count"] == 30 and 0 <= row["metrics"]["toy_share"] <= 1
+    assert row["reduction"]["tokens_out"] == 6 and row["run"]["toy_threshold"] == 0.25
+    assert list(row["run"]["plugins"]) == [FILE] and row["run"]["arguments"]["plugin"] == [FILE]
+    assert run("build", "out").code == 0
+    table = list(csv.DictReader(Path("benchmark.csv").read_text().splitlines()))
+    names = list(table[0])
+    assert names.index("model_fullname") < names.index("toy_share") < names.index("toy_count") < names.index("plan")
+    assert run("report", "out", "--images", "0").code == 0
+    page = Path("report.html").read_text()
+    assert "toy_share, %" in page and "toy_count, %" not in page
+    assert f"--plugin {FILE}" in page and "--toy_threshold 0.25" in page and "toy_first@2:6" in page
+
+
+def test_results_of_other_thresholds_are_other_sections(evaluate: Run, run: Run) -> None:
+    for threshold in ("0.25", "0.75"):
+        assert evaluate("--task", "toy_task", "--toy_threshold", threshold, "--output", f"out/{threshold}.json").code == 0
+    assert run("report", "out", "--images", "0").code == 0
+    page = Path("report.html").read_text()
+    assert "toy_threshold 0.25</h2>" in page and "toy_threshold 0.75</h2>" in page
+
+
+def test_the_source_of_a_plugin_is_part_of_the_key(evaluate: Run) -> None:
+    flags = ["--plan", "toy_first@2:6", "--skip_existing", "--output", "one.json"]
+    assert "skipped" not in evaluate(*flags).err and "skipped" in evaluate(*flags).err
+    key = json.loads(Path("one.json").read_text())["run"]["key"]
+    with toy_plugin.loaded_plugins_are_forgotten():
+        toy_plugin.plugins._loaded.pop(str(Path(FILE).resolve()))
+        sys.modules.pop("tokensieve_plugin_toy_tokens")
+        Path(FILE).write_text(f"{toy_plugin.SOURCE}\n# another version\n")
+        assert "skipped" not in evaluate(*flags).err
+    assert json.loads(Path("one.json").read_text())["run"]["key"] != key
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--task", "toy_taks"], "Did you mean 'toy_task'"),
+        (["--task", "toy_task", "--toy_threshold", "2"], "--toy_threshold: 2 is not from 0 to 1"),
+        (["--task", "toy_task", "--toy_treshold", "0.5"], "Did you mean '--toy_threshold'"),
+        (["--task", "toy_task", "--dataset", "embedded-captions"], "has captions, but the task toy_task needs labels"),
+        (["--task", "toy_task", "--dataset", "embedded-questions"], "has questions, but the task toy_task needs labels"),
+        (["--plan", "toy_frist:6"], "Did you mean 'toy_first"),
+    ],
+)
+def test_mistakes_about_what_a_plugin_adds_are_explained(evaluate: Run, flags: list[str], expected: str) -> None:
+    done = evaluate(*flags)
+    assert done.code == 2 and expected in done.err and done.err.startswith("tokensieve: error: ")
+    assert "Traceback" not in done.err and not list(Path().glob("*.json"))
+
+
+def test_a_flag_of_a_plugin_without_its_task_is_mentioned(evaluate: Run) -> None:
+    done = evaluate("--toy_threshold", "0.25")
+    assert done.code == 0 and "--toy_threshold has no effect on zeroshot_classification" in done.err
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("def broken(:\n  pass", "SyntaxError"),
+        ("raise RuntimeError('first line\\nsecond line')", "RuntimeError: first line second line"),
+        (toy_plugin.TASK.replace('"toy_task",', '"vqa",').replace("import Task\n", "import Task\nimport torch\n"), "'vqa'"),
+    ],
+)
+def test_a_broken_plugin_is_one_line(run: Run, source: str, expected: str) -> None:
+    Path("broken.py").write_text(source)
+    done = run("methods", plugin="broken.py")
+    assert done.code == 2 and done.out == "" and done.err.count("\n") == 1
+    assert done.err.startswith("tokensieve: error: the plug-in broken.py cannot be loaded") and expected in done.err
+
+
+def test_plugins_that_are_missing(run: Run) -> None:
+    done = run("methods", plugin="absent.py")
+    assert done.code == 2 and "absent.py" in done.err and done.err.count("\n") == 1
+    with pytest.raises(UserError, match="--plugin needs the path"):
+        parse(["methods", "--plugin"])
+    with pytest.raises(UserError, match="--plugin needs the path"):
+        parse(["methods", "--plugin", "--debug"])
+
+
+def test_a_plugin_may_stand_anywhere_and_several_times(run: Run) -> None:
+    Path("other.py").write_text(toy_plugin.COMMAND.replace('"greet"', '"salute"').replace("hello", "salute"))
+    assert main(["--plugin", FILE, "salute", "--plugin=other.py"]) == 0
+    assert parse(["--plugin", FILE, "greet", "--plugin=other.py"]).plugin == [FILE, "other.py"]
+    assert parse(["greet"]).plugin is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [("recall_k", "declare different flags --recall_k"), ("limit", "declares --limit, which is a flag of all tasks")],
+)
+def test_a_flag_that_is_taken_is_an_error(run: Run, flag: str, expected: str) -> None:
+    Path("taken.py").write_text("import torch\n" + toy_plugin.TASK.replace("toy_threshold", flag))
+    done = run("eval", plugin="taken.py")
+    assert done.code == 2 and expected in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_plugins_of_installed_packages_are_found(tmp_path: Path, tiny_clip: SimpleNamespace, shards: Path) -> None:
+    """A package and its metadata in a folder on the path, as an installer leaves them."""
+    site = tmp_path / "site"
+    (site / "toy_package").mkdir(parents=True)
+    (site / "toy_package" / "__init__.py").write_text(toy_plugin.SOURCE)
+    for name, module in (("toy", "toy_package"), ("bad", "bad_package")):
+        info = site / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[tokensieve.plugins]\n{name} = {module}\n")
+    (site / "bad_package.py").write_text("raise RuntimeError('no\\nluck')")
+    path = os.pathsep.join([str(site), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    config = Path(tiny_clip.weights).parent / "tiny-clip.json"
+    flags = ["--model", tiny_clip.name, "--pretrained", tiny_clip.weights, "--dataset", "wds/c", "--dataset_root", str(shards)]
+    evaluation = [
+        "eval",
+        *flags,
+        "--task",
+        "toy_task",
+        "--plan",
+        "toy_first:6",
+        "--num_workers",
+        "0",
+        "--quiet",
+        "--output",
+        "r.json",
+    ]
+    code = (
+        "import open_clip\nfrom tokensieve.cli import main\n"
+        f"open_clip.add_model_config({str(config)!r})\n"
+        f"codes = [main(['greet', '--name', 'entry points']), main(['methods']), main({evaluation})]\nprint(codes)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "hello entry points" and lines[-1] == "[0, 0, 0]" and "toy_first" in done.stdout, done.stderr
+    messages = [line for line in done.stderr.splitlines() if "bad" in line]
+    assert messages == ["tokensieve: the plug-in bad (bad_package) cannot be loaded: RuntimeError: no luck"]
+    assert list(json.loads((tmp_path / "r.json").read_text())["run"]["plugins"]) == ["toy"]
