@@ -8,7 +8,7 @@ for k in 98 60 32; do
   for method in anchor random grid learned; do
     plans+=("$method:$k" "$method:$k(rest=merge)")
   done
-  plans+=("pool:$k" "anchor:$k(k=$k,rest=merge)") # the second: all are anchors, by their CLS attention alone
+  plans+=("pool:$k" "anchor:$k(k=$k,rest=merge)") # the second: all K are anchors, selected by CLS attention alone
 done
 .venv/bin/tokensieve eval --dataset embedded embedded-heldout --plan none --compare "${plans[@]}" "learned@6:60" \
   --output "benchmarks/results/{dataset}_{plan}.json"

@@ -1,8 +1,8 @@
-"""Two plans on the same test images: the difference of their acc1 and its standard error, image by image.
+"""Paired difference in acc1 of two plans on the same test images, with its standard error.
 
     python benchmarks/paired.py "learned:32(rest=merge)" "anchor:32(k=32,rest=merge)" --output benchmarks/results/paired.json
 
-Plans that err on the same images differ by less than their own standard errors suggest.
+Two plans often fail on the same images. The standard error of the paired difference takes this into account.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws docs/picture.png: what three plans keep of embedded test images, and accuracy over cost from the result files.
+"""Draws docs/picture.png: the patches three plans keep in embedded test images, and accuracy over cost from the result files.
 
 python benchmarks/readme_picture.py
 """
@@ -18,7 +18,7 @@ from tokensieve.models import loading
 from tokensieve.plan import Plan
 
 ROOT = Path(__file__).parent.parent
-SHOWN = (3, 11)  # test images, by number; chosen once, before any result was known
+SHOWN = (3, 11)  # indices of test images, chosen before any result was known
 PLANS = ("anchor:60", "learned:60", "random:60")
 COLOURS = {"none": "#000000", "anchor": "#D55E00", "random": "#0072B2", "grid": "#009E73", "pool": "#E69F00"}
 COLOURS |= {"learned": "#CC79A7", "anchor k=K": "#8B3A00"}

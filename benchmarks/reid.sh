@@ -14,7 +14,7 @@ one() {
   OMP_NUM_THREADS=1 .venv/bin/tokensieve eval --task reid --model "$2/$name" --dataset embedded-reid --modalities RGB,NI,TI \
     --plan "$(.venv/bin/python -c 'import json, sys; print(json.load(open(sys.argv[1]))["plan"])' "$2/$name/config.json")" \
     --num_workers 0 --skip_existing --quiet --output "$2/$name/test.json"
-  sed "s#$2/##g" "$2/$name/test.json" > "$3/reid_$name.json" # no paths of this machine
+  sed "s#$2/##g" "$2/$name/test.json" > "$3/reid_$name.json" # without local paths
 }
 export -f one
 for seed in 1 2 3; do ls "$work"/*-"$seed".yml; done | xargs -P 2 -I {} bash -c "one {} '$work' '$out'"

@@ -1,10 +1,10 @@
-"""Times of a re-identification model under plans, all of it and what comes after the cut, in one interleaved run.
+"""Times of a re-identification model with several plans, in total and after the cut, in one interleaved run.
 
     python benchmarks/reid_time.py FILE.json
 
-CLIP ViT-B/16 at 256 x 128 and the embedded model's shape, random weights (speed is the same), three modalities. "after" is from
-the block that follows the cut, or from the head where the cut is @out, to the feature; with the selection where that is @out.
-Each plan's "after" stands beside that of the full model from the same place on.
+Measures CLIP ViT-B/16 at 256 x 128 and the shape of the embedded model, with random weights (speed does not depend on them) and
+three modalities. "after" is the time from the block after the cut to the feature; for @out, from the head, including the
+selection. The full model is measured from the same point.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ METHODS = (("sdtps", ""), ("random", ":26"), ("grid", ":26"), ("anchor", ":26"))
 
 
 class Clock:
-    """Notes when a module begins, within one call of the model."""
+    """Records when a module starts within one call of the model."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.began = module, 0.0
 
     def time(self, run: Any) -> tuple[float, float]:
-        """Seconds of the whole call, and from the module's beginning on."""
+        """Seconds of the whole call, and from the start of the module."""
         hook = self.module.register_forward_pre_hook(self._note)
         try:
             start = time.perf_counter()
@@ -82,15 +82,15 @@ def encode(model: ReidModel, inputs: dict[str, torch.Tensor], handle: Handle | N
 
 
 def after(model: ReidModel, plan: str) -> nn.Module:
-    """What runs first after the cut."""
+    """The first module after the cut."""
     at = plan.split("@")[1].split(":")[0]
     return model.head if at == "out" else open_tower(model).blocks[int(at)].module
 
 
 def count(run: Any, module: nn.Module) -> dict[str, float]:
-    """GFLOPs of a call, and of what comes from the module's beginning on."""
+    """GFLOPs of a call, and of the part from the start of the module."""
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # it would count as 0
+    torch.backends.mha.set_fastpath_enabled(False)  # its FLOPs would be counted as 0
     before = 0
     try:
         with FlopCounterMode(display=False) as counter:
@@ -129,7 +129,7 @@ def measure(name: str, settings: Settings, batch: int) -> list[dict[str, Any]]:
             clock = Clock(after(model, plan))
             full = clock.time(partial(encode, model, inputs, None))
             cut = clock.time(partial(encode, model, inputs, handle))
-            if turn:  # the first round warms up
+            if turn:  # the first round is a warm-up
                 timings[plan].append((*full, *cut))
     single = {key: value[:1] for key, value in inputs.items()}
     rows = []

@@ -1,4 +1,4 @@
-"""Writes the trainings that docs/results.md compares: configs/embedded_reid.yml with other plans and seeds, one YAML each.
+"""Writes the training configs compared in docs/results.md: configs/embedded_reid.yml with other plans and seeds.
 
 python benchmarks/reid_variants.py FOLDER
 """
@@ -14,14 +14,14 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 SEEDS = (1, 2, 3)
-VARIANTS: dict[str, dict[str, Any]] = {  # all of them leave 26 of 128 patches, but the first
+VARIANTS: dict[str, dict[str, Any]] = {  # all except the first keep 26 of 128 patches
     "baseline": {"USE_SDTPS": False},
     "sdtps": {"PLAN": "sdtps@out"},
     "gumbel": {"PLAN": "sdtps@out", "SDTPS_USE_GUMBEL": True},
     "random": {"PLAN": "random@out:26"},
     "grid": {"PLAN": "grid@out:26"},
     "anchor": {"PLAN": "anchor@out:26"},
-    "sdtps-half": {"PLAN": "sdtps@3"},  # inside the backbone, after half of its blocks
+    "sdtps-half": {"PLAN": "sdtps@3"},  # inside the backbone, after half the depth
     "random-half": {"PLAN": "random@3:26"},
     "grid-half": {"PLAN": "grid@3:26"},
 }

@@ -1,4 +1,4 @@
-"""How fast scenes are drawn: pictures per second on one core, for one object and for several."""
+"""Measures the speed of drawing scenes: pictures per second on one core, with one object and with several."""
 
 import time
 

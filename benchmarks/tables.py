@@ -1,8 +1,8 @@
-"""Writes the tables of README and docs/results.md from the result files that the program made.
+"""Writes the tables of README.md and docs/results.md from the result files in benchmarks/results.
 
     python benchmarks/tables.py
 
-Each table stands between <!-- table:NAME --> and <!-- /table --> and is replaced as a whole.
+Replaces everything between <!-- table:NAME --> and <!-- /table -->.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def speed() -> str:
 
 
 def throughput() -> str:
-    """Evaluation throughput against clip_benchmark's loop."""
+    """Evaluation throughput compared with clip_benchmark's loop."""
     (loop,), (whole,) = read("throughput_loop.json"), read("throughput_whole.json")
     rows = [
         [f"`{a['run']}`", f"{a['times_clip_benchmark']:.2f}", f"{b['times_clip_benchmark']:.2f}"]
@@ -128,7 +128,7 @@ def captions() -> str:
 
 
 def fusion() -> str:
-    """What the image feature is made of."""
+    """Token fusion."""
     rows = []
     for kind in ("cls", "weighted", "mean"):
         (pruned,), (selected,) = read(f"fusion_pruning_{kind}.json"), read(f"fusion_selection_{kind}.json")
@@ -152,7 +152,7 @@ def _stages(cut: dict[str, Any]) -> str:
 
 
 def _questions() -> list[tuple[str, dict[str, Any]]]:
-    """What answered the test questions, by a name for each: the full model first."""
+    """Result rows for the test questions with a title each, the full model first."""
     found = {row["reduction"]["plan"]: row for row in read("vlm_*.json")}
     full = found.pop("none")
     named = [("full model", full)]
@@ -167,12 +167,12 @@ def _questions() -> list[tuple[str, dict[str, Any]]]:
 
 
 def vlm() -> str:
-    """The test questions under the trained stages, their ablations and the controls at the same counts."""
+    """Two-stage VLM pruning, its ablations, and controls at the same token counts."""
     return _answers(_questions())
 
 
 def vlm_short() -> str:
-    """The trained stages beside the full model and the controls."""
+    """A short version for README: full model, two-stage VLM pruning, controls."""
     wanted = ("full model", "question-aware merger and", "`random`", "`grid`")
     return _answers([(name, row) for name, row in _questions() if name.startswith(wanted)])
 
@@ -189,7 +189,7 @@ def _answers(named: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def vlm_time() -> str:
-    """Where the time goes, full model and plan, batch 1 and 16."""
+    """Time per phase, full model and plan, batch sizes 1 and 16."""
     rows = []
     (bench,) = read("time_vlm.json")
     for row in bench["rows"]:
@@ -232,7 +232,7 @@ def reid() -> str:
 
 
 def reid_short() -> str:
-    """The same for README: less of it."""
+    """A short version for README."""
     wanted = ("baseline", "sdtps", "random", "sdtps-half", "random-half")
     rows = []
     for name in wanted:
@@ -244,7 +244,7 @@ def reid_short() -> str:
 
 
 def reid_modalities() -> str:
-    """The shipped model with every combination of modalities."""
+    """The embedded model with every combination of modalities."""
     found = {row["reduction"]["plan"]: row for row in read("reid-modalities_*.json")}
     plans = sorted(found, key=lambda plan: (not plan.startswith("sdtps"), plan != "none", plan))
     rows = []
@@ -256,7 +256,7 @@ def reid_modalities() -> str:
 
 
 def reid_time() -> str:
-    """Operations and time, all in all and after the cut."""
+    """GFLOPs and time, in total and after the cut."""
     rows = []
     (bench,) = read("time_reid.json")
     for row in bench["rows"]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The other tasks on the embedded data, and token fusion of the image feature, each with the same few plans (about 15 minutes).
+# Retrieval, caption selection, linear probe and captioning on the embedded data, and token fusion (about 15 minutes).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 plans=(--plan none --compare "anchor:60(rest=merge)" "learned:60(rest=merge)" "random:60(rest=merge)" "grid:60(rest=merge)")

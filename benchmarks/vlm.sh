@@ -11,7 +11,7 @@ for variant in question_aware simple no_merger no_pruners no_discriminator; do
   .venv/bin/tokensieve train "$work/$variant.yaml" --quiet
 done
 plan() { .venv/bin/python -c 'import json, sys; print(json.load(open(sys.argv[1]))["plan"])' "$work/$1/card.json"; }
-counts() { # the plan of the two stages with another method at the same counts
+counts() { # another method at the positions and counts of the two stages
   echo "$1@out:79($2) + $1@llm.3:48($2) + $1@llm.6:28($2) + $1@llm.9:14($2)" | sed 's/()//g'
 }
 anchors="anchor@out:79(k=79,rest=merge) + anchor@llm.3:48(k=48,rest=merge) + anchor@llm.6:28(k=28,rest=merge) + anchor@llm.9:14(k=14,rest=merge)"

@@ -1,4 +1,4 @@
-"""Writes the variants of configs/embedded_vlm.yaml that the ablation trains, one YAML each.
+"""Writes the training configs of the ablation: variants of configs/embedded_vlm.yaml.
 
 python benchmarks/vlm_variants.py FOLDER
 """

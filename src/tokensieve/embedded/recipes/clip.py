@@ -251,7 +251,7 @@ def export(learner: ClipLearner, run: Path) -> dict[str, Any]:
     card = {
         "model": config.model,
         "weights": embedded.PRETRAINED,
-        "data": "tokensieve.data.scenes, drawn by code; 68 pairs of colour and shape seen, 12 held out of training",
+        "data": "tokensieve.embedded.scenes, drawn by code; 68 pairs of colour and shape seen, 12 held out of training",
         "objective": "InfoNCE both ways between pictures and captions of three grains (pair, shape, colour)",
         "tokens": "the last phase sees all 196 patches; no patch dropout, nothing in training knows of token reduction",
         "recipe": json.loads(config.model_dump_json(exclude={"output"})),

@@ -297,7 +297,7 @@ def export(learner: LlavaLearner, run: Path) -> dict[str, Any]:
     model = learner.model.model
     card = {
         "model": embedded.LLAVA,
-        "data": "tokensieve.data.scenes with one to four objects, questions of five kinds; 68 pairs of colour and shape",
+        "data": "tokensieve.embedded.scenes with one to four objects, questions of five kinds; 68 pairs of colour and shape",
         "objective": "the words of the answers, also to where one object is in the picture, which is never tested; and each "
         "patch's projected token, read with the word embeddings, tells the colour and the shape that lie there, and its place",
         "tokens": "every step sees all 196 patches; nothing in training knows of token reduction",
