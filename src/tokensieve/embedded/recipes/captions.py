@@ -175,7 +175,7 @@ def export(learner: CaptionLearner, run: Path) -> dict[str, Any]:
     card = {
         "model": config.model,
         "weights": embedded.CAPTIONER_PRETRAINED,
-        "data": "tokensieve.embedded.scenes with several objects, a caption from the view of each; 68 pairs of colour and shape",
+        "data": "tokensieve.embedded.scenes with several objects, a caption from the view of each; 68 colour-shape pairs",
         "objective": "the next word of a caption, and InfoNCE between captions and pictures; the vision tower is frozen",
         "tokens": "the decoder sees all 196 patches; nothing in training knows of token reduction",
         "begins_with": config.start,
