@@ -90,6 +90,16 @@ def test_a_task_and_a_method_of_a_plugin_run_and_are_reported(evaluate: Run, run
     assert f"--plugin {FILE}" in page and "--toy_threshold 0.25" in page and "toy_first@2:6" in page
 
 
+def test_a_data_set_of_a_plugin_runs_and_decides_its_task(evaluate: Run) -> None:
+    assert evaluate("--dataset", "toy_images", "--plan", "toy_first@2:6", "--output", "own.json").code == 0
+    row = json.loads(Path("own.json").read_text())
+    assert (row["dataset"], row["task"], row["metrics"]["toy_count"]) == ("toy_images", "toy_task", 10)
+    flags = ["--dataset", "toy_images", "--task", "zeroshot_classification", "--dump_classnames", "--output", "labels.json"]
+    assert evaluate(*flags).code == 0
+    row = json.loads(Path("labels.json").read_text())
+    assert row["classnames"] == ["red", "blue"] and row["metrics"]["acc1"] in [n / 10 for n in range(11)]
+
+
 def test_results_of_other_thresholds_are_other_sections(evaluate: Run, run: Run) -> None:
     for threshold in ("0.25", "0.75"):
         assert evaluate("--task", "toy_task", "--toy_threshold", threshold, "--output", f"out/{threshold}.json").code == 0
@@ -118,6 +128,8 @@ def test_the_source_of_a_plugin_is_part_of_the_key(evaluate: Run) -> None:
         (["--task", "toy_task", "--toy_treshold", "0.5"], "Did you mean '--toy_threshold'"),
         (["--task", "toy_task", "--dataset", "embedded-captions"], "has captions, but the task toy_task needs labels"),
         (["--task", "toy_task", "--dataset", "embedded-questions"], "has questions, but the task toy_task needs labels"),
+        (["--dataset", "toy_imagse"], "Did you mean 'toy_images'"),
+        (["--dataset", "toy_images", "--task", "captioning"], "toy_images has labels, but the task captioning needs captions"),
         (["--plan", "toy_frist:6"], "Did you mean 'toy_first"),
     ],
 )

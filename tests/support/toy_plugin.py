@@ -1,4 +1,4 @@
-"""A user's plug-in as source text: a method, a task and a command that tokensieve does not have.
+"""A user's plug-in as source text: a method, a data set, a task and a command that tokensieve does not have.
 
 A test writes it to a file (or into a package) and loads it from there; `loaded_plugins_are_forgotten` undoes that.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from tokensieve import plugins
 from tokensieve.cli.registry import COMMANDS
+from tokensieve.data.registry import DATASETS
 from tokensieve.methods.registry import REGISTRY
 from tokensieve.models.loading.registry import MODEL_TYPES
 from tokensieve.tasks.registry import TASKS
@@ -25,6 +26,33 @@ from tokensieve import Reduction, View, method
 def toy_first(view: View, keep: int) -> Reduction:
     index = torch.arange(keep, device=view.tokens.device).expand(view.tokens.shape[0], -1)
     return Reduction.keep(index, view.n)
+"""
+
+DATASET = """
+from PIL import Image
+from torch.utils.data import Dataset
+from tokensieve.data.registry import DATASETS, DatasetSpec
+from tokensieve.data.source import Source
+
+
+class ToyImages(Dataset):
+    names = ["red", "blue"]
+
+    def __init__(self, transform):
+        self.transform = transform
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return self.transform(Image.new("RGB", (32, 48), self.names[index % 2])), index % 2
+
+
+def build_toy_images(name, transform, options):
+    return Source(ToyImages(transform), ToyImages.names, ["a {c} image"], fingerprint="toy images 1")
+
+
+DATASETS.add(DatasetSpec("toy_images", "red and blue", f"{__name__}:build_toy_images", "labels", "toy_task"), origin=__name__)
 """
 
 TASK = '''
@@ -63,7 +91,7 @@ TASKS.add(
         "images above a threshold",
         implementation=f"{__name__}:ToyTask",
         contents="labels",
-        dataset="embedded",
+        dataset="toy_images",
         metrics=("toy_share", "toy_count"),
         main_metrics=("toy_share",),
         percent=("toy_share",),
@@ -96,7 +124,7 @@ def greet(args):
 COMMANDS.add(Command("greet", "print a greeting", "Print a greeting.", add_greet_flags, greet), origin=__name__)
 """
 
-SOURCE = METHOD + TASK + COMMAND
+SOURCE = METHOD + DATASET + TASK + COMMAND
 
 
 @contextmanager
@@ -104,7 +132,7 @@ def loaded_plugins_are_forgotten() -> Iterator[None]:
     """What plug-ins add inside this context is gone after it: declarations, modules, hashes."""
     plugins.load_plugins()
     tables: list[dict[str, Any]] = [plugins._loaded, plugins._hashes, sys.modules]
-    for registry in (TASKS, COMMANDS, MODEL_TYPES, REGISTRY):
+    for registry in (TASKS, COMMANDS, DATASETS, MODEL_TYPES, REGISTRY):
         tables += [registry] if isinstance(registry, dict) else [registry._declared, registry._origins]
     before = [dict(table) for table in tables]
     try:

@@ -6,6 +6,7 @@ flag of `clip_benchmark eval` (1.6.2) under the same name. This module imports n
 
 from __future__ import annotations
 
+from tokensieve.data.registry import DATASETS
 from tokensieve.errors import UserError
 from tokensieve.flags import PLUGIN, Flag, fraction, integer_in, one_of
 from tokensieve.models.loading.registry import MODEL_TYPES
@@ -75,14 +76,18 @@ def _what() -> list[Flag]:
         by_dataset.setdefault(task.dataset, []).append(task.name)
     usual, *others = by_dataset.items()
     datasets = "; ".join([usual[0], *(f"for {' and '.join(users)} {name}" for name, users in others)])
+    by_contents: dict[str, list[str]] = {}
+    for spec in DATASETS.values():
+        if spec.contents not in (None, "labels", "captions"):
+            by_contents.setdefault(spec.contents, []).append(spec.name + spec.argument)
+    others_by_contents = [f"with {contents}: {', '.join(names)}" for contents, names in by_contents.items()]
     first, *rest = [(kind.name, kind.default_model) for kind in MODEL_TYPES.values() if kind.default_model]
     models = "; ".join([str(first[1]), *(f"of {kind} {model}" for kind, model in rest)])
     return [
         Flag(
             "dataset",
             "data sets: names, collections (vtab, vtab+, imagenet_robustness, retrieval), or text files with one name a "
-            "line; wds/NAME reads webdataset shards under --dataset_root; with questions: embedded-questions, "
-            "embedded-questions-all, vqav2, gqa, jsonl:FILE; to find again: embedded-reid, RGBNT201, RGBNT100, MSVR310 "
+            f"line; wds/NAME reads webdataset shards under --dataset_root; {'; '.join(others_by_contents)} "
             f"(default: {datasets})",
             options={"nargs": "+", "metavar": "NAME"},
             group=WHAT,
