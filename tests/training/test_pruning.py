@@ -365,7 +365,9 @@ def test_a_run_is_not_resumed_with_other_data_or_another_model(backbone):
 
 
 def test_what_is_odd_about_the_data_is_told(backbone, capsys, monkeypatch):
-    monkeypatch.setattr("tokensieve.data.vqa_scenes.SceneQuestions.check", lambda self, allowed: [f"{self.split}: odd, {allowed}"])
+    monkeypatch.setattr(
+        "tokensieve.data.vqa_scenes.SceneQuestions.check", lambda self, allowed: [f"{self.split}: odd, {allowed}"]
+    )
     batches.read_data(PruningTraining.model_validate(settings(backbone)))
     assert capsys.readouterr().err == "train: odd, 0.01\nval: odd, 0.01\n"
 
