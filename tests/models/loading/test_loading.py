@@ -240,7 +240,7 @@ def test_other_heads_are_another_timm_model():
 @pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_another_process():
     """Addresses, and the order of sets, differ from process to process."""
-    code = "from tokensieve.models import load; print(loading.load('sieve-vit-8', 'scenes-v1').fingerprint)"
+    code = "from tokensieve.models import loading; print(loading.load('sieve-vit-8', 'scenes-v1').fingerprint)"
     other = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}
     )
