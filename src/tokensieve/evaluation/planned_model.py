@@ -45,7 +45,7 @@ class PlannedModel:
         precision: Precision,
         *,
         weights: Weights = None,
-        fusion: Fusion = Fusion(),
+        fusion: Fusion = Fusion(),  # noqa: B008 (frozen)
         act: Callable[[Any, Inputs], Any] | None = None,
         once: Callable[[Any, Inputs], Any] | None = None,
     ) -> None:
