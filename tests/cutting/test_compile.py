@@ -120,6 +120,7 @@ def test_a_timm_tower_of_eight_blocks_is_exported_and_saved() -> None:
         assert not torch.equal(model(images(2, 64)), expected)
 
 
+@pytest.mark.slow
 def test_a_mask_of_the_user_is_refused_while_exporting_too() -> None:
     """While exporting, transformers hands the layers a mask of its own, which is not an error."""
     model = make("DINOv2")
@@ -128,6 +129,7 @@ def test_a_mask_of_the_user_is_refused_while_exporting_too() -> None:
         torch.export.export(model, (images(2),), arguments)
 
 
+@pytest.mark.slow
 def test_what_is_not_one_graph() -> None:
     assert list(NOT_ONE_GRAPH) == ["SigLIP2"]
     torch.manual_seed(0)
@@ -142,6 +144,7 @@ def test_what_is_not_one_graph() -> None:
         assert_near(in_pieces(images(2)), expected, steps=1000)
 
 
+@pytest.mark.slow
 def test_random_choices_of_a_compiled_model_do_not_bake_a_counter_in() -> None:
     """Every batch is counted from 0 unless sample indices are given, which are an input of the graph."""
     model = make("timm")

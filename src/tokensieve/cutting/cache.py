@@ -1,4 +1,4 @@
-"""What a plan did to the key/value cache of a decoder, recorded on the cache itself."""
+"""The key/value cache of a decoder with a plan: which entries each layer holds, recorded on the cache itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 class Stage:
     """The cached tokens of the layers between two cuts."""
 
-    alive: Tensor  # (B, T), False is padding, which is not attended to
+    alive: Tensor  # (B, T), False is padding, which is hidden
     bias: Tensor | None = None  # (B, T), log of sizes and of soft masks
 
     def first(self, count: int) -> Stage:
@@ -22,7 +22,7 @@ class Stage:
         return Stage(self.alive[:, :count], None if self.bias is None else self.bias[:, :count])
 
     def then(self, new: Stage) -> Stage:
-        """These tokens and then the new ones."""
+        """These tokens followed by the new ones."""
         bias = None
         if self.bias is not None or new.bias is not None:
             none = torch.zeros(1, device=new.alive.device)
@@ -33,15 +33,15 @@ class Stage:
 
 @dataclass
 class CacheRecord:
-    """What a plan has done to a cache."""
+    """The record of a plan on a cache."""
 
     plan: str
-    n_tokens_fed: int  # tokens that were fed, of each prompt, padding included
-    stages: dict[int, Stage] = field(default_factory=dict)  # by the layer with which each begins
+    n_tokens_fed: int  # tokens of each prompt so far, with padding and dropped tokens
+    stages: dict[int, Stage] = field(default_factory=dict)  # by the first layer of each stage
 
 
 class PrunedCache:
-    """A cache whose layers hold fewer tokens than were fed. Its length in general is that of what was fed."""
+    """A cache whose layers hold fewer tokens than were processed. Its overall length is the number of processed tokens."""
 
     tokensieve_record: CacheRecord
 
@@ -62,10 +62,10 @@ def pruned_cache_class(kind: Any) -> Any:
 
 
 def cache_record(cache: Any) -> CacheRecord | None:
-    """What plans did to a cache; None: nothing."""
+    """The record of the plan that filled a cache; None: no plan did."""
     return cache.tokensieve_record if isinstance(cache, PrunedCache) else None
 
 
 def cached_length(cache: Any, layer: int) -> int:
-    """Tokens in the cache of a layer."""
+    """The number of tokens in the cache of a layer."""
     return int(cache.layers[layer].get_seq_length()) if cache is not None and len(cache.layers) > layer else 0

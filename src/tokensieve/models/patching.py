@@ -1,4 +1,4 @@
-"""Changing one instance so that it can be changed back exactly, also while other threads use it."""
+"""Replacing methods of one object so that it can be restored exactly, and capturing outputs of a module in each thread."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NOTHING = object()
 
 
 class Patch:
-    """A function as a hook on an object, or behind a method of it.
+    """A function that is a hook of an object or replaces one of its methods.
 
-    A copy of the object would still work on the original, so it cannot be copied or pickled.
+    A copy of the object would still change the original, so an object with a patch cannot be copied or pickled.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -27,21 +27,21 @@ class Patch:
         return self.function(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise UserError("a model with a plan on it cannot be copied or saved whole; remove() the plan first")
+        raise UserError("a model with a plan cannot be copied or saved whole; remove() the plan first")
 
     def __reduce__(self) -> NoReturn:
         self.__deepcopy__({})
 
 
 def is_patched(owner: Any, name: str) -> bool:
-    """Whether `replace` has put a function over this method."""
+    """Whether `replace` has replaced this method."""
     return isinstance(getattr(owner.__dict__.get(name), "__self__", None), Patch)
 
 
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Puts a function over a method of this one object; what is returned takes it off again.
+    """Replaces a method of this one object by a function; the returned function restores it.
 
-    The function becomes a bound method, which torch.compile can open, with the signature of the method below it.
+    The function becomes a bound method with the signature of the original one, so that torch.compile can trace it.
     """
     before = owner.__dict__.get(name, _NOTHING)
 
@@ -66,7 +66,7 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[],
 
 
 class PerThread(threading.local):
-    """A value that each thread sets for itself; None at first. Copies and pickles start anew."""
+    """A value of each thread, None at first. Copies and pickles hold no value."""
 
     value: Any = None
 
@@ -78,7 +78,7 @@ class PerThread(threading.local):
 
 
 class _Capture:
-    """What is captured of one module: a patch that all threads share, and the outputs of each thread."""
+    """The capture of one module: a patch that all threads share, and the outputs of each thread."""
 
     def __init__(self, owner: Any) -> None:
         self.users = 0
@@ -100,9 +100,9 @@ _capturing = threading.RLock()
 
 @contextmanager
 def capture_output(module: Any) -> Iterator[list[Any]]:
-    """The outputs of a module inside of the `with` block, of this thread alone.
+    """The outputs of a module inside the `with` block, of this thread only.
 
-    (A hook would not do: torch iterates over a module's hooks while another thread adds or removes one.)
+    (Not with a hook: torch iterates over the hooks of a module while another thread adds or removes one.)
     """
     with _capturing:
         capture = _captures.get(id(module)) or _Capture(module)

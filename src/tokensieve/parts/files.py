@@ -21,12 +21,6 @@ from tokensieve.parts.signature import model_signature
 FORMAT = "tokensieve part 1"
 HEADER = "tokensieve"  # one entry: safetensors writes several in any order
 KEYS = {"method": str, "settings": dict, "tower": list, "sha256": str, "trained": dict}  # what the header must hold
-RECIPES = {  # what trains each method's part
-    "learned": "configs/learned_selector.yaml",
-    "merger": "configs/vision_token_pruning.yaml",
-    "cross": "configs/vision_token_pruning.yaml",
-    "sdtps": "configs/RGBNT201/DeMo_SDTPS.yml",
-}
 
 
 def read_part(path: Path) -> LoadedPart:
@@ -126,10 +120,10 @@ def build_part(path: Path, about: Mapping[str, Any], method: Method) -> nn.Modul
 
 
 def training_command(method: str) -> str:
-    """What trains the part of a method."""
-    return f"tokensieve train {RECIPES.get(method, 'CONFIG')}"
+    """The command that trains the part of a method."""
+    return get_method(method).recipe or "tokensieve train CONFIG"
 
 
 def training_commands() -> str:
-    """What trains the parts of all methods."""
-    return " or ".join(dict.fromkeys(map(training_command, RECIPES)))
+    """The commands that train the parts of all methods."""
+    return " or ".join(dict.fromkeys(method.recipe for method in REGISTRY.values() if method.recipe))
