@@ -18,7 +18,7 @@ import torch
 import yaml
 
 import tokensieve
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHONPATH
 from tests.support.processes import free_port
 from tests.support.reid_worker import learner, settings
 from tokensieve import UserError, training
@@ -345,7 +345,7 @@ def test_two_processes_hold_one_model(root, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     ran = subprocess.run(
         [*command, str(tmp_path / "two.py"), str(root), str(tmp_path / "two.pt")],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from tests.support import toy_training as toy
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHONPATH, ROOT
 from tests.support.processes import free_port
 from tests.support.pruning_worker import settings
 from tests.support.states import same
@@ -418,7 +418,7 @@ def test_fewer_processes_than_were_started_is_an_error(monkeypatch, tmp_path):
 
 
 def launch(words: list[str], **variables: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | variables
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH} | variables
     return subprocess.Popen(
         [sys.executable, "-m", *words], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )

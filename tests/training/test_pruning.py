@@ -13,7 +13,7 @@ import torch
 import yaml
 
 import tokensieve
-from tests.support.paths import ROOT
+from tests.support.paths import PYTHONPATH, ROOT
 from tests.support.processes import free_port
 from tests.support.pruning_worker import gradients, learner, settings, weights
 from tokensieve import UserError, config, training
@@ -229,7 +229,7 @@ def test_two_processes_are_one_with_twice_the_batch(backbone, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     ran = subprocess.run(
         [*command, str(tmp_path / "two.py"), str(backbone), str(tmp_path / "two.pt")],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=400,
