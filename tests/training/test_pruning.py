@@ -15,7 +15,7 @@ import yaml
 import tokensieve
 from tests.support.paths import ROOT
 from tests.support.pruning_worker import gradients, learner, settings, weights
-from tests.test_distributed import free_port
+from tests.support.processes import free_port
 from tokensieve import UserError, config, training
 from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
 from tokensieve.data import vqa
