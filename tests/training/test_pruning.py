@@ -14,8 +14,8 @@ import yaml
 
 import tokensieve
 from tests.support.paths import ROOT
-from tests.support.pruning_worker import gradients, learner, settings, weights
 from tests.support.processes import free_port
+from tests.support.pruning_worker import gradients, learner, settings, weights
 from tokensieve import UserError, config, training
 from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
 from tokensieve.data import vqa
