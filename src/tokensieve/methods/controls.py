@@ -33,10 +33,10 @@ def centres(grid: tuple[int, int] | None, cell: Tensor, keep: int) -> Tensor:
     """The patch nearest to the middle of each cell: (K,)."""
     n = len(cell)
     w = n if grid is None else grid[1]
-    index = torch.stack([torch.arange(n) // w, torch.arange(n) % w], dim=1).float()  # (N, 2)
+    position = torch.stack([torch.arange(n) // w, torch.arange(n) % w], dim=1).float()  # (N, 2)
     member = torch.nn.functional.one_hot(cell, keep).float()  # (N, K)
-    middle = (member.T @ index) / member.sum(0)[:, None]  # (K, 2)
-    return torch.cdist(middle, index).masked_fill(member.T == 0, torch.inf).argmin(-1)
+    middle = (member.T @ position) / member.sum(0)[:, None]  # (K, 2)
+    return torch.cdist(middle, position).masked_fill(member.T == 0, torch.inf).argmin(-1)
 
 
 @method(summary="keeps every token: the unchanged model", selects=False)
