@@ -79,12 +79,19 @@ def find_imports(name: str) -> list[Import]:
         for statement in node.body
         for inner in ast.walk(statement)
     }
+    uses = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tokensieve"
+    }
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = []
     for node in ast.walk(tree):
         targets: list[str] = []
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names if alias.name.split(".")[0] == "tokensieve"]
+            if targets == ["tokensieve"] and uses <= {"__version__"}:
+                continue
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
