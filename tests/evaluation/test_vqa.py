@@ -17,7 +17,7 @@ from tokensieve import embedded
 from tokensieve.cli import main
 from tokensieve.cutting.handle import apply
 from tokensieve.data import vqa
-from tokensieve.drawing import show
+from tokensieve.drawing import show_questions
 from tokensieve.models.loading import vlm as load_vlm
 from tokensieve.plan import Plan
 from tokensieve.tasks.vqa.answering import SHORT, answer_questions
@@ -192,10 +192,10 @@ def test_a_picture_tells_the_question_and_both_answers(run: Run, model: str, tmp
     assert main(["show", str(photo), *flags]) == 2  # nothing was asked
     assert main(["show", str(photo), *flags, "--question", "what colour is this ?"]) == 0
     loaded = load_vlm.load(model)
-    asked = [show.read_question("embedded:3", 0, None), show.read_question(str(photo), 1, "is this red ?")]
+    asked = [show_questions.read("embedded:3", 0, None), show_questions.read(str(photo), 1, "is this red ?")]
     items = [item for _, item, _ in asked]
     full = answer_questions(loaded.model, loaded.processor, items)
-    bands = show.make_answered_bands(loaded, [Plan.parse(flags[-1]), Plan.parse("none")], asked)
+    bands = show_questions.make_bands(loaded, [Plan.parse(flags[-1]), Plan.parse("none")], asked)
     for of_image, item, said in zip(bands, items, full, strict=True):
         assert item.question in of_image[0].name and repr(said) in of_image[0].name
         assert [stage.layer for stage in of_image[0].stages] == ["1", "llm.3"] and of_image[0].stages[-1].tokens_out == 9
