@@ -11,6 +11,7 @@ import pytest
 from clip_benchmark.datasets.builder import dataset_collection, get_dataset_default_task
 from torchvision.transforms.functional import to_tensor
 
+from tests.support.toy_plugin import loaded_plugins_are_forgotten
 from tokensieve.data import clip_benchmark, vqa
 from tokensieve.data import registry as data_registry
 from tokensieve.data.registry import DATASETS, DatasetSpec
@@ -66,10 +67,9 @@ DATASETS.add(DatasetSpec("toy-questions", "one question", f"{__name__}:build_que
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     file = tmp_path_factory.mktemp("plugin") / "toy_datasets.py"
     file.write_text(TOY)
-    load_plugin(file)
-    yield
-    for name in ("toy", "toy:", "toy-questions"):
-        del DATASETS._declared[name]
+    with loaded_plugins_are_forgotten():
+        load_plugin(file)
+        yield
 
 
 def test_names_collections_and_files(tmp_path: Path) -> None:

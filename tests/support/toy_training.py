@@ -110,7 +110,8 @@ TRAININGS.add(
         schema="tests.support.toy_training:config",
         learner="tests.support.toy_training:ToyLearner",
         export="tests.support.toy_training:export",
-    )
+    ),
+    origin="toy training",  # run as a script, the file is imported a second time under its own name
 )
 
 
