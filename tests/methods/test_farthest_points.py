@@ -1,0 +1,104 @@
+"""Seeds and groups against a slow double loop in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokensieve.methods import farthest_points as module
+from tokensieve.methods.farthest_points import farthest_points
+
+
+def slow(x: Tensor, k: int, clip: float) -> tuple[list[int], list[int], float]:
+    """Seeds in ascending order, groups, and the smallest lead of any decision over the next best, of one image (N, D)."""
+    tokens = x.double().tolist()
+    norms = [sum(v * v for v in token) ** 0.5 for token in tokens]
+    median = sorted(norms)[(len(norms) - 1) // 2]
+    clipped = []
+    for token, norm in zip(tokens, norms, strict=True):
+        factor = min(1.0, clip * median / norm) if median > 0 and norm > 0 else 1.0
+        clipped.append([factor * v for v in token])
+    mean = [sum(column) / len(clipped) for column in zip(*clipped, strict=True)]
+
+    def apart(a: list[float], b: list[float]) -> float:
+        return sum((p - q) ** 2 for p, q in zip(a, b, strict=True))
+
+    lead = float("inf")
+
+    def best(values: list[float], forbidden: list[int]) -> int:
+        nonlocal lead
+        order = sorted((i for i in range(len(values)) if i not in forbidden), key=lambda i: (-values[i], i))
+        if len(order) > 1:
+            lead = min(lead, (values[order[0]] - values[order[1]]) / (abs(values[order[0]]) + 1e-30))
+        return order[0]
+
+    seeds = [best([apart(token, mean) for token in clipped], [])]
+    while len(seeds) < k:
+        seeds.append(best([min(apart(token, clipped[seed]) for seed in seeds) for token in clipped], seeds))
+    seeds.sort()
+    groups = []
+    for number, token in enumerate(tokens):
+        cosines = [
+            sum(p * q for p, q in zip(token, tokens[seed], strict=True)) / (norms[seed] * norms[number] or 1.0) for seed in seeds
+        ]
+        groups.append(seeds.index(number) if number in seeds else best(cosines, []))
+    return seeds, groups, lead
+
+
+def clustered(n: int, d: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    centres = 3 * torch.randn(5, d, generator=generator)
+    return centres[torch.randint(5, (n,), generator=generator)] + torch.randn(n, d, generator=generator)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("n", "k"), [(12, 1), (12, 5), (20, 12), (9, 9)])
+def test_the_slow_loop(n: int, k: int, seed: int) -> None:
+    plain = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+    outliers = plain * torch.where(torch.arange(n) % 7 == 3, 9.0, 1.0)[:, None]
+    images = torch.stack([plain, clustered(n, 6, seed), outliers, plain + 5.0])
+    index, groups = farthest_points(images, k, 2.0)
+    decided = 0
+    for image, found, joined in zip(images, index.tolist(), groups.tolist(), strict=True):
+        seeds, expected, lead = slow(image, k, 2.0)
+        if lead > 1e-5:  # else rounding to float32 may decide
+            decided += 1
+            assert found == seeds
+            assert joined == expected
+    assert decided >= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounds_find_the_same_seeds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.stack([clustered(150, 8, seed), torch.randn(150, 8, generator=torch.Generator().manual_seed(seed))])
+    expected = farthest_points(images, 40, 2.0)
+    monkeypatch.setattr(module, "MAX_GRAM", 100)
+    monkeypatch.setattr(module, "ROWS", 64)
+    for candidates in (3, 16, 400):
+        monkeypatch.setattr(module, "CANDIDATES", candidates)
+        index, groups = farthest_points(images, 40, 2.0)
+        assert torch.equal(index, expected[0])
+        assert torch.equal(groups, expected[1])
+
+
+@pytest.mark.parametrize("limit", [2048, 10])
+def test_equal_tokens_go_by_their_place(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_GRAM", limit)
+    two = torch.tensor([[4.0, 0.0], [0.0, 3.0]]).repeat(8, 1)[None]  # 16 tokens, two different ones
+    index, groups = farthest_points(two, 5, 2.0)
+    assert index.tolist() == [[0, 1, 2, 3, 4]]
+    assert [groups[0, place].item() for place in range(5)] == [0, 1, 2, 3, 4]
+    assert groups[0, 5:].tolist() == [1 if place % 2 else 0 for place in range(5, 16)]
+    same = torch.ones(1, 16, 2)
+    assert farthest_points(same, 3, 2.0)[0].tolist() == [[0, 1, 2]]
+    assert farthest_points(0 * same, 3, 2.0)[0].tolist() == [[0, 1, 2]]
+
+
+def test_the_same_in_any_batch() -> None:
+    images = torch.stack([clustered(40, 8, seed) for seed in range(5)])
+    index, groups = farthest_points(images, 9, 2.0)
+    for number in range(5):
+        alone = farthest_points(images[number : number + 1], 9, 2.0)
+        assert torch.equal(alone[0][0], index[number])
+        assert torch.equal(alone[1][0], groups[number])
