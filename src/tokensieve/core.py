@@ -13,6 +13,8 @@ from torch import Tensor
 from tokensieve.errors import UserError
 from tokensieve.scoring import Attention, noise
 
+MAX_NORM_RATIO = 4.0  # of the mean norm of merged tokens to the norm of their mean: beyond it norms are not restored in full
+
 
 @dataclass
 class Question:
@@ -121,6 +123,7 @@ class Reduction:
     gate: Tensor | None = None  # (B, K), 1 forward, the gradient of the scores backward: straight-through training
     anchors: Tensor | None = None  # (B, A), input tokens that pictures mark
     soft: Tensor | None = None  # (B, N), probabilities of keeping: nothing is dropped, later attention adds their logarithms
+    norm: float = 0.0  # the power with which `apply` restores the norms that averaging shortens; 0: it does not
 
     @classmethod
     def keep(
@@ -183,12 +186,25 @@ class Reduction:
         """Reduces a tensor: (B, N, ...) -> (B, K, ...)."""
         flat = x.reshape(x.shape[0], self.n, -1)  # (B, N, F)
         if self.weight is not None:
-            out = (self.weight @ flat.float()).to(x.dtype)  # means in fp32: bf16 weights do not add up to 1
+            values = flat.float()
+            means = self.weight @ values  # in fp32: bf16 weights do not add up to 1
+            out = (means * self._norm_factor(values, means) if self.norm else means).to(x.dtype)
         else:
             out = flat.gather(1, self.index[..., None].expand(-1, -1, flat.shape[2]))
         if self.gate is not None:
             out = out * self.gate[..., None].to(x.dtype)
         return out.reshape(x.shape[0], self.k, *x.shape[2:])
+
+    def _norm_factor(self, values: Tensor, means: Tensor) -> Tensor:
+        """(mean norm of the members / norm of their mean) ** norm, (B, K, 1), for values (B, N, F) and their means (B, K, F).
+
+        The ratio is at least 1. It is bounded, since members that point against each other have a mean of almost 0.
+        """
+        assert self.weight is not None
+        lengths = self.weight @ values.norm(dim=-1, keepdim=True)
+        ratio = lengths / means.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+        factor: Tensor = ratio.clamp(1.0, MAX_NORM_RATIO) ** self.norm
+        return factor
 
     def zero_fill(self, x: Tensor) -> Tensor:
         """Reduces a tensor and keeps its length: outputs at the positions of `index`, 0 elsewhere. (B, N, ...) -> same."""

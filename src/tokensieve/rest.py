@@ -1,4 +1,5 @@
-"""The option `rest` of every selecting method: how the tokens are handled that it does not select."""
+"""The options that every selecting or merging method has: how the tokens are handled that are not selected (`rest`), and how
+tokens are merged (`norm`, `sizes`)."""
 
 from __future__ import annotations
 
@@ -16,6 +17,14 @@ RESTS = {
     "fuse": "all are merged into one extra token, weighted by the softmax of their scores",
     "zero": "they are set to 0 and keep their positions (only @out)",
 }
+
+
+MERGE_OPTIONS = ("norm", "sizes")
+
+
+def with_merge_options(reduction: Reduction, norm: float, sizes: str) -> Reduction:
+    """A merge that restores norms with the power `norm`, and that forgets the sizes of its tokens if `sizes` is "no"."""
+    return replace(reduction, norm=norm, sizes=None if sizes == "no" else reduction.sizes)
 
 
 def apply_rest(view: View, chosen: Reduction, rest: str) -> Reduction:

@@ -40,7 +40,8 @@ def slow(x: Tensor, k: int, clip: float) -> tuple[list[int], list[int], float]:
     groups = []
     for number, token in enumerate(tokens):
         cosines = [
-            sum(p * q for p, q in zip(token, tokens[seed], strict=True)) / (norms[seed] * norms[number] or 1.0) for seed in seeds
+            sum(p * q for p, q in zip(token, tokens[seed], strict=True)) / (norms[seed] * norms[number] or 1.0)
+            for seed in seeds
         ]
         groups.append(seeds.index(number) if number in seeds else best(cosines, []))
     return seeds, groups, lead

@@ -15,7 +15,7 @@ from tokensieve.core import Reduction, View
 from tokensieve.cutting.placement import Cut, all_kept_note
 from tokensieve.errors import NotFinite, PlanWarning, UserError
 from tokensieve.plan import Step
-from tokensieve.rest import apply_rest
+from tokensieve.rest import apply_rest, with_merge_options
 
 
 class Observer(Protocol):
@@ -75,7 +75,11 @@ class Chooser:
     def makes_sizes(self, step: Step) -> bool:
         """Whether tokens have sizes after the step: it merges, or its gate (in training) multiplies sizes."""
         part = self.part(step)
-        return not step.method.selects or step.rest != "drop" or (part is not None and part.training)
+        if part is not None and part.training:
+            return True
+        if step.merges:
+            return step.keeps_sizes
+        return not step.method.selects or step.rest != "drop"
 
     def tokens_to_keep(self, cut: Cut, n: int) -> int:
         """How many of n tokens are kept."""
@@ -94,7 +98,11 @@ class Chooser:
         chosen = cut.step.method.decide(view, keep, **cut.step.arguments())
         if checks and chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
             raise NotFinite(f"{cut.step} at layer {cut.name}: its scores contain NaN or infinity")
-        return chosen if chosen.soft is not None else apply_rest(view, chosen, cut.step.rest)
+        if chosen.soft is not None:
+            return chosen
+        reduction = apply_rest(view, chosen, cut.step.rest)
+        options = cut.step.options
+        return with_merge_options(reduction, options["norm"], options["sizes"]) if cut.step.merges else reduction
 
     def plan_work(self) -> AbstractContextManager[Any]:
         """Reports work of the plan to the observer."""

@@ -59,7 +59,7 @@ def grid(view: View, keep: int) -> Reduction:
     return Reduction.keep(chosen.expand(view.tokens.shape[0], -1), view.n)
 
 
-@method(summary="neighbouring patches averaged: K compact cells", selects=False)
+@method(summary="neighbouring patches averaged: K compact cells", selects=False, norm=0.0)
 def pool(view: View, keep: int) -> Reduction:
     """The size-weighted mean of each of K compact cells."""
     cell = cells(view.grid, view.n, keep)

@@ -20,7 +20,7 @@ from tokensieve.methods.farthest_points import farthest_points
 from tokensieve.methods.registry import method
 
 
-def check(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
     """Raises a UserError for options that make no sense."""
     if not options["clip"] > 0:
         raise UserError(f"cover: clip={options['clip']} is not above 0; 2 is the default, inf clips nothing")
@@ -29,7 +29,9 @@ def check(options: Mapping[str, Any]) -> None:
 @method(
     summary="seeds far apart from each other; every token joins its most similar seed, norms are restored",
     selects=False,
-    check=check,
+    check=check_options,
+    budget=lambda options: "25%",
+    norm=2.0,
 )
 def cover(view: View, keep: int, *, clip: float = 2.0) -> Reduction:
     index, groups = farthest_points(view.tokens, keep, clip)  # (B, K), (B, N)

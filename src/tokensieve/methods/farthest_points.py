@@ -73,7 +73,7 @@ def _in_rounds(x: Tensor, k: int, clip: float) -> tuple[Tensor, Tensor]:
         candidates = order[:CANDIDATES].sort().values
         among = z[candidates]
         distance = (square[candidates, None] + square[candidates] - 2 * (among @ among.T)).clamp_min_(0)  # (C, C)
-        left, found = nearest[candidates], []
+        left, found = nearest[candidates], list[int]()
         while len(seeds) + len(found) < k:
             best = int(left.argmax())
             if found and float(left[best]) <= outside:

@@ -3,7 +3,8 @@
     @method(summary="...", paper="...", needs=("attention",))
     def mine(view: View, keep: int, *, power: float = 1.0) -> Reduction: ...
 
-The name of the function is the name in plans and results. The option `rest` of selecting methods is added here.
+The name of the function is the name in plans and results. The options `rest` of selecting methods, and `norm` and `sizes` of
+methods that can merge, are added here.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from tokensieve.core import Reduction
 from tokensieve.errors import UserError, describe_value, did_you_mean
 from tokensieve.registry import Registry
-from tokensieve.rest import RESTS
+from tokensieve.rest import MERGE_OPTIONS, RESTS
 
 Decide = TypeVar("Decide", bound=Callable[..., Reduction])
 Check = Callable[[Mapping[str, Any]], None]
-DefaultBudget = Callable[[Mapping[str, Any]], int]
+DefaultBudget = Callable[[Mapping[str, Any]], int | str]
 
 NEEDS = {
     "attention": "attention of the block before the cut, so it cannot stand at @0",
@@ -94,6 +95,13 @@ class Method:
     part: Any = None  # class of its trained module, made as part(**settings); the method reads it from view.part
     mixes: bool = False  # its output tokens are mixtures of many, so that no input token belongs to one of them
     recipe: str = ""  # the command that trains its part
+    norm: float | None = None  # the default of the option `norm`; None: the method merges nothing by itself
+
+    @property
+    def engine_options(self) -> frozenset[str]:
+        """The options that the engine carries out, not the method's function."""
+        merging = MERGE_OPTIONS if self.selects or self.norm is not None else ()
+        return frozenset((*(("rest",) if self.selects else ()), *merging))
 
     def __repr__(self) -> str:
         return f"Method({self.name!r})"
@@ -114,6 +122,7 @@ def describe(
     part: Any = None,
     mixes: bool = False,
     recipe: str = "",
+    norm: float | None = None,
 ) -> Method:
     """A Method from a function, without registering it; arguments as in `method`."""
     name = decide.__name__
@@ -121,12 +130,16 @@ def describe(
     if unknown:
         raise UserError(f"{name}: needs={sorted(unknown)} is not known; known are {sorted(NEEDS)}")
     options = _read_options(decide)
+    added: dict[str, Option] = {}
     if selects:
-        if "rest" in options:
-            raise UserError(f"{name}: the option 'rest' is added to every selecting method; choose another name")
-        options["rest"] = Option(str, "drop", tuple(RESTS))
+        added["rest"] = Option(str, "drop", tuple(RESTS))
+    if selects or norm is not None:
+        added |= {"norm": Option(float, norm or 0.0), "sizes": Option(str, "yes", ("yes", "no"))}
+    for taken in added.keys() & options.keys():
+        raise UserError(f"{name}: the option {taken!r} is added to every method that can have it; choose another name")
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
-    return Method(name, decide, summary, paper, tuple(needs), selects, options, check, budget, part, mixes, recipe)
+    about = (name, decide, summary, paper, tuple(needs), selects, options | added)
+    return Method(*about, check, budget, part, mixes, recipe, norm)
 
 
 def method(
@@ -140,6 +153,7 @@ def method(
     part: Any = None,
     mixes: bool = False,
     recipe: str = "",
+    norm: float | None = None,
 ) -> Callable[[Decide], Decide]:
     """Registers the decorated function as a method that plans can name.
 
@@ -152,10 +166,13 @@ def method(
         needs: "attention" (the attention of the block before the cut) and "question" (the text that came with the image).
         selects: True if the method returns `Reduction.keep`; plans can then set the option `rest`. False if it merges.
         check: called with all option values; raises `UserError` for values that make no sense.
-        budget: called with all option values; the number of tokens to keep where the plan has no budget.
+        budget: called with all option values; the tokens to keep where the plan has no budget, as a number or as in a plan
+            ("25%").
         part: class of the trained module, an `nn.Module`; the function reads it from `view.part`.
         mixes: every output token is a mixture of many input tokens.
         recipe: the command that trains the part.
+        norm: of methods that merge (`Reduction.merge`): the default of the option `norm`, with which averaged tokens get their
+            norm back: 0 for plain means.
 
     Returns:
         The decorator. It returns the function unchanged.
@@ -183,6 +200,7 @@ def method(
             part=part,
             mixes=mixes,
             recipe=recipe,
+            norm=norm,
         )
         REGISTRY.add(declared, decide.__module__)
         return decide

@@ -27,6 +27,7 @@ from tokensieve.plan.grammar import (
     read_steps,
     read_where,
 )
+from tokensieve.rest import MERGE_OPTIONS
 
 T = TypeVar("T")
 
@@ -145,16 +146,26 @@ class Step:
         """How the tokens are handled that are not selected."""
         return str(self.options.get("rest", "drop"))
 
+    @property
+    def merges(self) -> bool:
+        """Whether the engine merges tokens: with rest=merge, or by a method that merges, as its options norm and sizes say."""
+        return self.rest == "merge" or self.method.norm is not None
+
+    @property
+    def keeps_sizes(self) -> bool:
+        """Whether merged tokens keep their sizes, which later attention counts."""
+        return bool(self.options.get("sizes", "yes") == "yes")
+
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of the method's function: all options but `rest`, which the engine carries out."""
-        return {name: value for name, value in self.options.items() if not (self.method.selects and name == "rest")}
+        """The keyword arguments of the method's function: all options but those that the engine carries out."""
+        return {name: value for name, value in self.options.items() if name not in self.method.engine_options}
 
     def resolved_budget(self) -> Budget:
         """The budget that the plan states, or the one that follows from the options."""
         if self.budget is not None:
             return self.budget
         assert self.method.budget is not None
-        return Budget("keep", Fraction(self.method.budget(self.options)))
+        return Budget.parse(str(self.method.budget(self.options)))
 
     def __str__(self) -> str:
         budget = "" if self.budget is None else f":{self.budget}"
@@ -254,6 +265,11 @@ def make_step(
         total = method.budget(step.options)
         if budget.kind != "keep" or budget.amount != total:
             raise UserError(f"{method.name}: the budget :{budget} and m={given['m']} contradict; give one of them")
+    for name in MERGE_OPTIONS:
+        if name in given and not step.merges:
+            raise UserError(f"{method.name}: {name}={option_text(given[name])} is an option of merging; add rest=merge")
+    if step.options.get("norm", 0.0) < 0 or not math.isfinite(step.options.get("norm", 0.0)):
+        raise UserError(f"{method.name}: norm={step.options['norm']} is not 0 or more; 0 is plain averaging, 1 restores norms")
     if step.rest == "zero" and step.where.part != "out":
         raise UserError(f"{method.name}: rest=zero keeps the length and saves nothing inside the tower; use it with @out")
     return step

@@ -1,0 +1,114 @@
+"""The method cover and the options of merging, against slow formulas in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import tokensieve
+from tests.support.rounding import assert_near
+from tokensieve import Plan, Reduction, UserError
+from tokensieve.core import MAX_NORM_RATIO
+from tokensieve.methods.cover import cover
+from tokensieve.methods.farthest_points import farthest_points
+from tokensieve.methods.registry import get_method
+from tokensieve.testing import make_view
+
+
+def slow_merge(x: Tensor, groups: list[int], sizes: list[float], k: int, power: float) -> list[list[float]]:
+    """Output tokens of one image (N, D), by loops in float64."""
+    tokens, out = x.double().tolist(), []
+    for group in range(k):
+        members = [number for number, joined in enumerate(groups) if joined == group]
+        mass = sum(sizes[number] for number in members)
+        mean = [sum(sizes[number] * tokens[number][d] for number in members) / mass for d in range(x.shape[1])]
+        length = math.sqrt(sum(v * v for v in mean))
+        lengths = sum(sizes[number] * math.sqrt(sum(v * v for v in tokens[number])) for number in members) / mass
+        ratio = min(max(lengths / length if length else MAX_NORM_RATIO, 1.0), MAX_NORM_RATIO)
+        out.append([v * ratio**power for v in mean])
+    return out
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 0.5])
+@pytest.mark.parametrize("k", [1, 4, 11, 20])
+def test_the_formula(k: int, power: float) -> None:
+    view = make_view(grid=(5, 4), width=8, heads=2)
+    view.sizes = torch.randint(1, 5, view.tokens.shape[:2], generator=torch.Generator().manual_seed(k)).float()
+    reduction = cover(view, k)
+    reduction.norm = power
+    out = reduction.apply(view.tokens)
+    index, groups = farthest_points(view.tokens, k, 2.0)
+    assert torch.equal(reduction.index, index)
+    for image in range(len(out)):
+        expected = slow_merge(view.tokens[image], groups[image].tolist(), view.sizes[image].tolist(), k, power)
+        assert_near(out[image], torch.tensor(expected, dtype=torch.float64), steps=200)
+    assert torch.equal(reduction.sizes.sum(1), view.sizes.sum(1))
+
+
+def merged(tokens: list[list[float]], power: float = 2.0, dtype: torch.dtype = torch.float32) -> Tensor:
+    x = torch.tensor([tokens], dtype=dtype)
+    groups = torch.zeros(x.shape[:2], dtype=torch.long)
+    reduction = Reduction.merge(groups, torch.zeros(1, 1, dtype=torch.long), torch.ones(x.shape[:2]))
+    reduction.norm = power
+    return reduction.apply(x)[0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norms_stay_bounded(dtype: torch.dtype) -> None:
+    opposite = merged([[1.0, 1e-3], [-1.0, 1e-3]], dtype=dtype)  # their mean is almost 0
+    assert opposite.norm() <= MAX_NORM_RATIO and opposite.isfinite().all()
+    assert merged([[1.0, 0.0], [-1.0, 0.0]], dtype=dtype).tolist() == [0.0, 0.0]
+    assert merged([[0.0, 0.0], [0.0, 0.0]], dtype=dtype).tolist() == [0.0, 0.0]
+    assert merged([[3.0, 0.0], [0.0, 0.0]], dtype=dtype).tolist() == [1.5, 0.0]  # a zero token shortens no direction
+    huge = merged([[300.0, 0.0], [0.0, 1.0]], dtype=dtype)
+    assert huge.isfinite().all() and huge.norm() <= 300.0
+
+
+def test_the_options_of_merging_in_plans() -> None:
+    assert Plan.parse("cover@3:16").steps[0].options == {"clip": 2.0, "norm": 2.0, "sizes": "yes"}
+    assert str(Plan.parse("cover").steps[0].resolved_budget()) == "25%"
+    assert Plan.parse("anchor@4:32(k=32,rest=merge,norm=2)").steps[0].options["norm"] == 2.0
+    assert Plan.parse("pool@4:32").steps[0].options["norm"] == 0.0
+    for text, reason in {
+        "anchor@4:32(norm=2)": "add rest=merge",
+        "random@4:32(rest=fuse,sizes=no)": "add rest=merge",
+        "cover@4:32(norm=-1)": "norm=-1.0",
+        "cover@4:32(norm=inf)": "norm=inf",
+        "cover@4:32(sizes=maybe)": "yes, no",
+        "cover@4:32(clip=0)": "clip=0.0",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            Plan.parse(text)
+    assert "norm" not in get_method("merger").options  # it mixes by weights of its own
+
+
+def test_without_options_merging_is_what_it_was(tiny_clip: object) -> None:
+    model, _, _ = tiny_clip.make()  # type: ignore[attr-defined]
+    images = torch.randn(3, 3, 48, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        with tokensieve.apply(model, "anchor@2:8(k=4,rest=merge)"):
+            plain = model.encode_image(images)
+        with tokensieve.apply(model, "anchor@2:8(k=4,rest=merge,norm=0)"):
+            assert torch.equal(model.encode_image(images), plain)
+        with tokensieve.apply(model, "anchor@2:8(k=4,rest=merge,norm=2)"):
+            assert not torch.equal(model.encode_image(images), plain)
+        with tokensieve.apply(model, "cover@2:8(sizes=no)") as handle:
+            model.encode_image(images)
+            assert handle.ledger[0].tokens_out == 8
+            assert handle.stages[0][1].sizes is None
+
+
+@pytest.mark.parametrize("plan", ["cover@0:12", "cover@1,2,3:50%", "cover@2.attn:5", "cover@out:7", "cover"])
+def test_every_position(tiny_clip: object, plan: str) -> None:
+    model, _, _ = tiny_clip.make()  # type: ignore[attr-defined]
+    images = torch.randn(3, 3, 48, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), tokensieve.apply(model, plan) as handle:
+        together = model.encode_image(images)
+        kept = handle.kept
+        for number in range(3):
+            alone = model.encode_image(images[number : number + 1])
+            assert_near(alone[0], together[number], steps=2000)
+            assert kept is not None and handle.kept is not None and torch.equal(handle.kept[0], kept[number])
