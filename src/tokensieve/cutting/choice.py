@@ -95,7 +95,7 @@ class Chooser:
         checks = self.check_finite and not torch.compiler.is_compiling()
         if checks and not torch.isfinite(view.tokens.sum(dtype=torch.float32)):
             raise NotFinite(f"the tokens at layer {cut.name} contain NaN or infinity, so they cannot be ranked")
-        chosen = cut.step.method.decide(view, keep, **cut.step.arguments())
+        chosen: Reduction = cut.step.method.decide(view, keep, **cut.step.arguments())
         if checks and chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
             raise NotFinite(f"{cut.step} at layer {cut.name}: its scores contain NaN or infinity")
         if chosen.soft is not None:

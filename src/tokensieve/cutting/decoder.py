@@ -153,19 +153,25 @@ class DecoderCuts:
 
     def _left_by_tower(self, call: Call, images: int, device: torch.device) -> tuple[Tensor, Tensor | None, int] | None:
         """The patches that the tower kept of these images, their sizes, and the number of all patches; None: it kept all."""
-        if self.tower is None or not self.tower.cuts:  # the tower is not cut, so it started no pass
+        if self.tower is None or not self.tower.is_changed:  # the tower is not cut, so it started no pass
             ids = self.calls.number_samples(images, device) if call.samples is None else call.samples.to(device)
             grid = None if self.vlm.tower is None else self.vlm.tower.grid
             call.tower = Pass(samples=ids, grid=grid, has_full_grid=True)
             return None
         state = call.tower
         assert state is not None
-        if state.patch_index is None:
+        resized = self.tower.resized
+        if state.patch_index is None and resized is None:
             return None
         if not state.has_full_grid or state.grid is None:
             raise UserError("patches are missing before the first cut (patch dropout), so their positions are unknown")
         h, w = state.grid
-        return state.patch_index, state.sizes, h * w
+        if resized is None:
+            assert state.patch_index is not None
+            return state.patch_index, state.sizes, h * w
+        positions, (full_h, full_w) = resized.positions(device), resized.full_grid
+        kept = positions.expand(images, -1) if state.patch_index is None else positions[state.patch_index]
+        return kept, state.sizes, full_h * full_w
 
     def _get_placeholder_mask(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         out = stock(*args, **kwargs)

@@ -17,7 +17,7 @@ from tokensieve.core import Reduction
 from tokensieve.cutting.choice import Chooser, Observer
 from tokensieve.cutting.decoder import DecoderCuts
 from tokensieve.cutting.passes import CallOptions, Calls, Pass, Row
-from tokensieve.cutting.placement import Cut, check_token_counts, place_plan
+from tokensieve.cutting.placement import Cut, ResizedTower, check_token_counts, place_plan, resize_tower
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import PlanWarning, Uncuttable, UserError, describe_value
 from tokensieve.models.registry import open_tower, open_vlm
@@ -74,6 +74,9 @@ class Handle:
         """Opens the model and finds the positions of the plan in it."""
         vlm = open_vlm(model)
         tower = open_tower(model) if vlm is None else vlm.tower
+        resized = self._resize(tower, "" if vlm is None else vlm.reason)
+        if resized is not None:
+            tower = resized.tower
         cuts = place_plan(self.plan, tower, seed, None if vlm is None else vlm.decoder.depth, self.parts)
         in_tower = [cut for cut in cuts if cut.part != "llm"]
         if tower is not None:
@@ -83,13 +86,25 @@ class Handle:
             tower.check()
             for note in check_token_counts(cuts, tower, self.parts):
                 self._chooser.notes.add(note)
-            self._tower = TowerCuts(tower, in_tower, self._chooser, self._calls, self._question)
+            self._tower = TowerCuts(tower, in_tower, self._chooser, self._calls, self._question, resized)
         elif in_tower:
             assert vlm is not None
             raise Uncuttable(f"{in_tower[0].step}: {vlm.reason}")
         self._open_tower = tower
         if vlm is not None:
-            self._open_decoder(vlm, cuts, bool(in_tower))
+            self._open_decoder(vlm, cuts, bool(in_tower) or resized is not None)
+
+    def _resize(self, tower: Tower | None, reason: str) -> ResizedTower | None:
+        """The tower with the images that the plan makes smaller; None if it does not. reason: why there is no tower."""
+        step = self.plan.image_step
+        if step is None:
+            return None
+        if tower is None or tower.resize is None:
+            raise Uncuttable(f"{step}: {reason if tower is None else tower.no_resize_reason}")
+        resized, notes = resize_tower(step, tower)
+        for note in notes:
+            self._chooser.notes.add(note)
+        return resized
 
     def _open_decoder(self, vlm: Vlm, cuts: list[Cut], cuts_tower: bool) -> None:
         layers: dict[int, list[Cut]] = {0: []} if cuts_tower else {}
@@ -102,7 +117,7 @@ class Handle:
                 f"{self.plan}: {vlm.decoder.implementation} does not support an attention bias, so token sizes are ignored in "
                 'the decoder. Use attn_implementation="sdpa" to weight merged tokens by size'
             )
-        if cuts[-1].step.rest == "zero":
+        if cuts and cuts[-1].step.rest == "zero":
             raise UserError(f"{cuts[-1].step}: with rest=zero the decoder would read empty tokens; use rest=drop")
         self._decoder = DecoderCuts(vlm, layers, self._tower, self._chooser, self._calls, str(self.plan))
 

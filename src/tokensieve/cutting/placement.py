@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tokensieve.errors import UserError
 from tokensieve.models.tower import Tower
@@ -35,12 +36,42 @@ def position_name(layer: int, part: str) -> str:
     return {"block": f"{layer}", "attn": f"{layer}.attn", "out": "out", "llm": f"llm.{layer}"}[part]
 
 
+@dataclass(frozen=True)
+class ResizedTower:
+    """A tower that sees smaller images."""
+
+    tower: Tower  # its grid is that of the smaller images
+    size: tuple[int, int]  # (h, w) of the smaller images, in pixels
+    full_grid: tuple[int, int]  # (h, w) of the patches of an image of the configured size
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Where the patches of a smaller image lie among those of a full one, as raster indices: (N,)."""
+        (h, w), (full_h, full_w) = self.tower.grid, self.full_grid
+        rows = (torch.arange(h, device=device) * full_h + full_h // 2) // h
+        columns = (torch.arange(w, device=device) * full_w + full_w // 2) // w
+        return (rows[:, None] * full_w + columns).flatten()
+
+
+def resize_tower(step: Step, tower: Tower) -> tuple[ResizedTower, list[str]]:
+    """The tower with the images of a step that resizes them, and notes."""
+    (height, width), (h, w) = tower.image_size, tower.grid
+    patch = (height // h, width // w)
+    size: tuple[int, int] = step.method.decide(tower.image_size, patch, **step.arguments())
+    grid = (size[0] // patch[0], size[1] // patch[1])
+    notes = []
+    if grid == tower.grid:
+        notes.append(f"{step}: images have this size already, so nothing is resized")
+    elif step.options.get("size", min(size)) != min(size):
+        notes.append(f"{step}: rounded to {size[0]} x {size[1]} pixels, whole patches of {patch[0]} x {patch[1]}")
+    return ResizedTower(replace(tower, grid=grid), size, tower.grid), notes
+
+
 def place_plan(
     plan: Plan, tower: Tower | None, seed: int, decoder: int | None = None, parts: Mapping[str, nn.Module] | None = None
 ) -> list[Cut]:
     """The cuts of a plan in the order of execution: in the tower, then in the decoder. decoder: its number of layers."""
     cuts: list[Cut] = []
-    for step in plan.steps:
+    for step in plan.token_steps:
         depth = tower.depth if tower is not None else 0
         for layer, part in (
             _resolve_decoder_positions(step, decoder, depth) if step.where.part == "llm" else _resolve_positions(step, depth)

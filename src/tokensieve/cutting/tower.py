@@ -12,7 +12,7 @@ from torch import Tensor
 from tokensieve.core import Question, View
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.passes import Call, Calls, Pass, Row
-from tokensieve.cutting.placement import Cut
+from tokensieve.cutting.placement import Cut, ResizedTower
 from tokensieve.errors import UserError
 from tokensieve.models.patching import is_patched, replace
 from tokensieve.models.tower import Block, Layout, Tower, Undo
@@ -24,8 +24,17 @@ FindQuestion = Callable[[Call, int, int], Question | None]
 class TowerCuts:
     """The cuts of a plan in one tower."""
 
-    def __init__(self, tower: Tower, cuts: Sequence[Cut], chooser: Chooser, calls: Calls, question: FindQuestion) -> None:
+    def __init__(
+        self,
+        tower: Tower,
+        cuts: Sequence[Cut],
+        chooser: Chooser,
+        calls: Calls,
+        question: FindQuestion,
+        resized: ResizedTower | None = None,
+    ) -> None:
         self.tower, self.cuts, self.chooser, self.calls, self.question = tower, cuts, chooser, calls, question
+        self.resized = resized  # the plan makes images smaller
         self._tracks_sizes = False  # pooling and blocks take sizes into account; set by attach
 
     @property
@@ -34,11 +43,18 @@ class TowerCuts:
         modules = [*(block.module for block in self.tower.blocks), self.tower.head]
         return any(is_patched(module, "forward") for module in modules if module is not None)
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether the plan changes anything in the tower."""
+        return bool(self.cuts) or self.resized is not None
+
     def attach(self) -> list[Undo]:
         """Attaches the cuts; running the returned functions in reverse order removes them."""
         undo: list[Undo] = []
-        if not self.cuts:
+        if not self.is_changed:
             return undo
+        if self.resized is not None and self.tower.resize is not None:
+            undo += self.tower.resize(self.resized.size)
         tower, makes_sizes = self.tower, self.chooser.makes_sizes
         self._tracks_sizes = any(makes_sizes(cut.step) for cut in self.cuts)
         if self._tracks_sizes:
@@ -134,7 +150,11 @@ class TowerCuts:
         """A pass for this number of images with n patches each."""
         h, w = self.tower.grid
         layout = call.layout or Layout((h, w), h * w)
-        return Pass(samples=self.sample_ids(call, rows, device), grid=layout.grid, has_full_grid=n == layout.n)
+        state = Pass(samples=self.sample_ids(call, rows, device), grid=layout.grid, has_full_grid=n == layout.n)
+        if self.resized is not None:
+            full_h, full_w = self.resized.full_grid
+            state.ledger.append(Row("image", full_h * full_w, n))
+        return state
 
     def sample_ids(self, call: Call, rows: int, device: torch.device) -> Tensor:
         """The index of each row of the batch within the run, (rows,)."""
@@ -196,7 +216,7 @@ class TowerCuts:
     def _question(self, cut: Cut, call: Call, images: int, state: Pass) -> Question | None:
         if "question" not in cut.step.method.needs:
             return None
-        h, w = state.grid or self.tower.grid
+        h, w = self.resized.full_grid if self.resized is not None else state.grid or self.tower.grid
         return self.question(call, images, h * w)
 
 

@@ -21,6 +21,7 @@ from tokensieve.registry import Registry
 from tokensieve.rest import MERGE_OPTIONS, RESTS
 
 Decide = TypeVar("Decide", bound=Callable[..., Reduction])
+DecideSize = TypeVar("DecideSize", bound=Callable[..., tuple[int, int]])
 Check = Callable[[Mapping[str, Any]], None]
 DefaultBudget = Callable[[Mapping[str, Any]], int | str]
 
@@ -84,7 +85,7 @@ class Method:
     """
 
     name: str
-    decide: Callable[..., Reduction]  # (view, keep, **options) -> Reduction
+    decide: Callable[..., Any]  # (view, keep, **options) -> Reduction
     summary: str  # one line for `tokensieve methods`
     paper: str  # citation; "": none
     needs: tuple[str, ...]  # names of NEEDS
@@ -96,6 +97,7 @@ class Method:
     mixes: bool = False  # its output tokens are mixtures of many, so that no input token belongs to one of them
     recipe: str = ""  # the command that trains its part
     norm: float | None = None  # the default of the option `norm`; None: the method merges nothing by itself
+    on_image: bool = False  # acts on the image: decide is (image size, patch size, **options) -> image size, each (h, w)
 
     @property
     def engine_options(self) -> frozenset[str]:
@@ -208,6 +210,22 @@ def method(
     return register
 
 
+def image_method(*, summary: str, check: Check | None = None) -> Callable[[DecideSize], DecideSize]:
+    """Registers the decorated function as a method that acts on the image, before the tower.
+
+    It takes the image size and the patch size of the tower, each (h, w) in pixels, and returns the image size to use. Its
+    keyword-only arguments are options, as those of other methods.
+    """
+
+    def register(decide: DecideSize) -> DecideSize:
+        options = _read_options(decide)
+        declared = Method(decide.__name__, decide, summary, "", (), False, options, check, on_image=True)
+        REGISTRY.add(declared, decide.__module__)
+        return decide
+
+    return register
+
+
 def get_method(name: str) -> Method:
     """The method of that name; a UserError that lists the names and the nearest one if there is none."""
     return REGISTRY.get_or_fail(name)
@@ -218,7 +236,7 @@ def list_methods() -> list[Method]:
     return [REGISTRY[name] for name in sorted(REGISTRY)]
 
 
-def _read_options(decide: Callable[..., Reduction]) -> dict[str, Option]:
+def _read_options(decide: Callable[..., Any]) -> dict[str, Option]:
     """The keyword-only arguments of a method's function, as options."""
     try:
         hints = get_type_hints(decide)

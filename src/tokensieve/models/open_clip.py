@@ -17,6 +17,7 @@ from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import timm
 from tokensieve.models.patching import replace
 from tokensieve.models.pooling import bias_pooler, pool_single_token, weighted_mean, zero_empty_tokens
+from tokensieve.models.resizing import resize_images, resize_positions
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, watch_conv
 from tokensieve.scoring import Attention, attend
 
@@ -111,7 +112,25 @@ def open_tower(model: nn.Module) -> Tower | None:
         patch_pooling=lambda sizes: _weigh_pooling(visual, sizes),
         entries=[Entry(visual, name) for name in ("forward", "forward_intermediates") if hasattr(visual, name)],
         project=lambda x: _project(visual, x),
+        resize=partial(_resize, visual) if hasattr(visual, "_embeds") else None,
+        no_resize_reason="this version of open_clip embeds images in another way; install open_clip 2.26 or newer",
     )
+
+
+def _resize(visual: Any, size: tuple[int, int]) -> list[Undo]:
+    """Has the tower see images of this size, with its position embeddings interpolated."""
+
+    def embed(x: Tensor) -> Tensor:
+        x = visual.conv1(resize_images(x, size))  # (B, D, h, w)
+        grid, table = (x.shape[2], x.shape[3]), visual.positional_embedding
+        patches = resize_positions(table[1:], tuple(visual.grid_size), grid)
+        x = x.flatten(2).transpose(1, 2)  # (B, N, D)
+        x = torch.cat([visual.class_embedding.to(x.dtype).expand(x.shape[0], 1, -1), x], dim=1)
+        x = x + torch.cat([table[:1], patches]).to(x.dtype)
+        out: Tensor = visual.ln_pre(visual.patch_dropout(x))
+        return out
+
+    return [replace(visual, "_embeds", embed)]
 
 
 def _project(visual: Any, x: Tensor) -> Tensor:

@@ -65,6 +65,20 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[],
     return undo
 
 
+def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    """Sets an attribute of this one object; what is returned restores it."""
+    before = owner.__dict__.get(name, _NOTHING)
+    owner.__dict__[name] = value
+
+    def undo() -> None:
+        if before is _NOTHING:
+            owner.__dict__.pop(name, None)
+        else:
+            owner.__dict__[name] = before
+
+    return undo
+
+
 class PerThread(threading.local):
     """A value of each thread, None at first. Copies and pickles hold no value."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models.patching import Patch, replace
+from tokensieve.models.patching import Patch, replace, set_attribute
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
+from tokensieve.models.resizing import resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, gather_rotary, watch_conv
 from tokensieve.scoring import Attention, attend
 
@@ -170,7 +172,32 @@ def _open(trunk: Any, family: str) -> Tower:
         project=lambda x: _project(trunk, x),
         pooling=(lambda view: _query_row(trunk, view)) if latent else None,
         per_token=getattr(trunk, "rope", None) is not None,
+        resize=lambda size: _resize(trunk, size),
     )
+
+
+def _resize(trunk: Any, size: tuple[int, int]) -> list[Undo]:
+    """Has the tower see images of this size. timm's dynamic image size interpolates position embeddings and rotary angles."""
+    from timm.layers import Format
+
+    embed = trunk.patch_embed
+    stock = embed.forward
+    undo = (
+        []
+        if trunk.dynamic_img_size
+        else [
+            set_attribute(trunk, "dynamic_img_size", True),
+            set_attribute(embed, "strict_img_size", False),
+            set_attribute(embed, "flatten", False),
+            set_attribute(embed, "output_fmt", Format.NHWC),
+        ]
+    )
+    rope = getattr(trunk, "rope", None)
+    if getattr(rope, "feat_shape", None) is not None:  # it keeps the angles of one grid
+        smaller = copy.deepcopy(rope)
+        smaller.update_feat_shape([side // patch for side, patch in zip(size, embed.patch_size, strict=True)])
+        undo.append(replace(rope, "get_embed", lambda shape=None: smaller.get_embed().to(embed.proj.weight.device)))
+    return [*undo, replace(embed, "forward", lambda x: stock(resize_images(x, size)))]
 
 
 def _open_block(block: Any, prefix: int, has_cls: bool) -> TimmBlock:

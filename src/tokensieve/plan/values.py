@@ -197,6 +197,18 @@ class Plan:
                 f"a Plan is made of steps; use Plan.parse('anchor@6:60') for a text, not {describe_value(self.steps)}"
             )
         object.__setattr__(self, "steps", tuple(self.steps))
+        if sum(step.method.on_image for step in self.steps) > 1:
+            raise UserError(f"{self}: the image can be resized once")
+
+    @property
+    def image_step(self) -> Step | None:
+        """The step that acts on the image, before the tower."""
+        return next((step for step in self.steps if step.method.on_image), None)
+
+    @property
+    def token_steps(self) -> tuple[Step, ...]:
+        """The steps that act on tokens."""
+        return tuple(step for step in self.steps if not step.method.on_image)
 
     @classmethod
     def parse(cls, text: str) -> Plan:
@@ -256,6 +268,10 @@ def make_step(
     given = dict(step.explicit_options)
     if method.check is not None:
         method.check(step.options)
+    if method.on_image:
+        if where is not None or budget is not None:
+            raise UserError(f"{method.name} acts on the image before the tower: leave its position and its budget out")
+        return step
     if budget is None and method.budget is None and method.part is None:
         raise UserError(
             f"{method.name}: how many tokens? Write for example {method.name}{step.where}:60, :40% or :-8 "

@@ -1,0 +1,32 @@
+"""Resize: the tower sees a smaller image, so that fewer patches enter its first block.
+
+A step on the image, not on tokens: it stands before all others and has no position and no budget. Position embeddings are
+interpolated as the model's own library does it. On its own it is the control that every token reduction has to beat at the same
+time; together with a late merge it is better than either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokensieve.errors import UserError
+from tokensieve.methods.registry import image_method
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises a UserError for options that make no sense."""
+    if options["size"] < 1:
+        raise UserError("resize: how large? Give the shorter side in pixels, for example resize(size=192)")
+
+
+@image_method(summary="a smaller image: so many pixels on its shorter side", check=check_options)
+def resize(image_size: tuple[int, int], patch_size: tuple[int, int], *, size: int = 0) -> tuple[int, int]:
+    """The image size (h, w) with this shorter side, in whole patches."""
+    scale = size / min(image_size)
+    h, w = (max(1, round(side * scale / patch)) * patch for side, patch in zip(image_size, patch_size, strict=True))
+    if h > image_size[0] or w > image_size[1]:
+        raise UserError(
+            f"resize(size={size}): the model's images have {image_size[0]} x {image_size[1]} pixels; make them smaller"
+        )
+    return h, w

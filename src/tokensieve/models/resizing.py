@@ -1,0 +1,19 @@
+"""Smaller images for a tower, inside the tower: the user passes the images as before."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images (B, C, H, W) at another size (h, w): bicubic, antialiased."""
+    if images.shape[-2:] == size:
+        return images
+    return F.interpolate(images.float(), size, mode="bicubic", antialias=True).to(images.dtype)
+
+
+def resize_positions(table: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
+    """Position embeddings (N, D) of a grid (h, w), for another grid: bicubic, antialiased, as open_clip does it."""
+    square = table.float().T.reshape(1, table.shape[1], *grid)  # (1, D, h, w)
+    return F.interpolate(square, new_grid, mode="bicubic", antialias=True).flatten(2)[0].T.to(table.dtype)
