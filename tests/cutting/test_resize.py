@@ -20,7 +20,7 @@ from tokensieve.testing import tiny_models
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 SMALL = F.interpolate(IMAGES, (24, 24), mode="bicubic", antialias=True)
-HF = ("clip", "siglip", "vit", "deit", "dinov2", "dinov2_with_registers", "dinov3_vit")
+HF = ("CLIPVision", "SiglipVision", "ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT")
 
 
 def build(family: str) -> nn.Module:
@@ -41,7 +41,7 @@ def feature(model: Any, images: Tensor, **named: Any) -> Tensor:
 def stock_on_small_images(family: str, model: Any) -> Tensor:
     """What the library itself makes of the smaller images."""
     if family in HF:
-        named = {} if family.startswith("dino") else {"interpolate_pos_encoding": True}
+        named = {} if family.lower().startswith("dino") else {"interpolate_pos_encoding": True}
         return feature(model, SMALL, **named)
     if family == "open_clip":
         from open_clip.model import resize_pos_embed
@@ -73,7 +73,7 @@ def test_the_librarys_own_smaller_images(family: str) -> None:
     assert torch.equal(feature(model, IMAGES), full)
 
 
-@pytest.mark.parametrize("family", ["open_clip", "timm", "eva", "clip", "dinov3_vit"])
+@pytest.mark.parametrize("family", ["open_clip", "timm", "eva", "CLIPVision", "DINOv3ViT"])
 def test_with_a_cut_behind_it(family: str) -> None:
     model = build(family)
     full = feature(model, IMAGES)
@@ -117,7 +117,7 @@ def test_what_cannot_be_resized_says_why() -> None:
         with pytest.raises(UserError, match=reason):
             tokensieve.apply(model, plan)
     with pytest.raises(Uncuttable, match="max_num_patches"):
-        tokensieve.apply(tiny_models.hf_model("siglip2"), "resize(size=24)")
+        tokensieve.apply(tiny_models.hf_model("Siglip2Vision"), "resize(size=24)")
 
 
 def test_sizes_are_whole_patches_and_rounding_is_noted() -> None:

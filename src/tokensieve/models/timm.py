@@ -192,7 +192,7 @@ def _resize(trunk: Any, size: tuple[int, int]) -> list[Undo]:
             set_attribute(embed, "output_fmt", Format.NHWC),
         ]
     )
-    rope = getattr(trunk, "rope", None)
+    rope: Any = getattr(trunk, "rope", None)
     if getattr(rope, "feat_shape", None) is not None:  # it keeps the angles of one grid
         smaller = copy.deepcopy(rope)
         smaller.update_feat_shape([side // patch for side, patch in zip(size, embed.patch_size, strict=True)])

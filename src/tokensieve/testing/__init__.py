@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.core import Question, Reduction, View
+from tokensieve.errors import UserError
 from tokensieve.methods.registry import Method, describe, get_method
 from tokensieve.plan import Budget, make_step
 from tokensieve.rest import apply_rest
@@ -53,6 +54,8 @@ def check_method(method: str | Method | Callable[..., Reduction]) -> None:
         method = get_method(method)
     elif not isinstance(method, Method):
         method = describe(method)
+    if method.on_image:
+        raise UserError(f"{method.name} acts on the image; check_method is for methods that act on tokens")
     for view in (make_view(), make_view(grid=(5, 7), seed=1), make_view(merged=True, seed=2)):
         for keep in _budgets(method, view):
             for rest in ("drop", "merge", "fuse") if method.selects else ("drop",):
