@@ -28,6 +28,9 @@ def open_tower(model: nn.Module) -> Tower | None:
         inner = [undo for tower in towers.values() for undo in tower.patch_pooling(sizes)] if model.settings.shared else []
         return [*inner, model.weigh(sizes)]
 
+    def resize(size: tuple[int, int]) -> list[Undo]:
+        return [undo for tower in towers.values() if tower.resize is not None for undo in tower.resize(size)]
+
     def check() -> None:
         for tower in towers.values():
             tower.check()
@@ -63,5 +66,6 @@ def open_tower(model: nn.Module) -> Tower | None:
         ],
         signed_layers=[block.module for tower in towers.values() for block in tower.blocks],
         own_parts=dict(model.parts.items()),
+        resize=resize if all(tower.resize for tower in towers.values()) else None,
         expand_sample_ids=expand_sample_ids,
     )
