@@ -126,3 +126,17 @@ def test_sizes_are_whole_patches_and_rounding_is_noted() -> None:
         handle = tokensieve.apply(model, "resize(size=22)")
     handle.remove()
     assert str(Plan.parse("resize(size=22) + cover@2:4")) == "resize(size=22) + cover@2:4"
+
+
+def test_pictures_and_the_oracle_know_of_it() -> None:
+    from PIL import Image
+
+    from tokensieve.drawing.band import make_band
+    from tokensieve.measuring.vision import oracle
+
+    model = build("open_clip")
+    with torch.no_grad(), tokensieve.apply(model, "resize(size=24) + cover@2:4") as handle:
+        model.encode_image(IMAGES)
+        band = make_band(handle, Image.new("RGB", (64, 64)))
+        assert band.patches.shape == (9, 4) and band.patches[-1].tolist() == pytest.approx([64 * 2 / 3, 64 * 2 / 3, 64, 64])
+        assert str(oracle(handle)) == "resize(size=24) + first@2:4"

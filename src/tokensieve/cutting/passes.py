@@ -23,6 +23,8 @@ from tokensieve.models.patching import replace
 from tokensieve.models.tower import Entry, Layout, Undo
 from tokensieve.scoring import Attention
 
+IMAGE = "image"  # the layer of the ledger's row about a smaller image
+
 
 @dataclass(frozen=True)
 class Row:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokensieve.core import Question, View
 from tokensieve.cutting.choice import Chooser
-from tokensieve.cutting.passes import Call, Calls, Pass, Row
+from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row
 from tokensieve.cutting.placement import Cut, ResizedTower
 from tokensieve.errors import UserError
 from tokensieve.models.patching import is_patched, replace
@@ -153,7 +153,7 @@ class TowerCuts:
         state = Pass(samples=self.sample_ids(call, rows, device), grid=layout.grid, has_full_grid=n == layout.n)
         if self.resized is not None:
             full_h, full_w = self.resized.full_grid
-            state.ledger.append(Row("image", full_h * full_w, n))
+            state.ledger.append(Row(IMAGE, full_h * full_w, n))
         return state
 
     def sample_ids(self, call: Call, rows: int, device: torch.device) -> Tensor:

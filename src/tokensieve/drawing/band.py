@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,8 @@ def make_band(
     """The band of one image of the handle's last batch. frame: where the image is in the input, if it is known already."""
     if frame is None:
         frame = find_frame(transform, image.size) if transform else Frame(0, 0, *image.size)
+    if handle.plan.image_step is not None:
+        frame = replace(frame, size=None)  # the tower resizes its input to whole patches
     return Band(
         image=image,
         frame=frame,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tokensieve import files, provenance
 from tokensieve.core import Reduction, View
 from tokensieve.cutting.handle import Handle
+from tokensieve.cutting.passes import IMAGE
 from tokensieve.device import find_device, timed
 from tokensieve.measuring.flops import gflops
 from tokensieve.measuring.memory import peak_memory
@@ -43,8 +44,10 @@ def first(view: View, keep: int) -> Reduction:
 def oracle(handle: Handle) -> Plan:
     """The plan that cuts where the handle's last batch was cut, to the same numbers of tokens, at no cost."""
     method = describe(first)
-    cuts = [row for row in handle.ledger if row.tokens_out < row.tokens_in]
-    return Plan(tuple(Step(method, Where.parse(row.layer), Budget("keep", Fraction(row.tokens_out))) for row in cuts))
+    image_steps = [step for step in handle.plan.steps if step.method.on_image]  # a smaller image is no choice of tokens
+    cuts = [row for row in handle.ledger if row.tokens_out < row.tokens_in and row.layer != IMAGE]
+    steps = (Step(method, Where.parse(row.layer), Budget("keep", Fraction(row.tokens_out))) for row in cuts)
+    return Plan((*image_steps, *steps))
 
 
 def run(
