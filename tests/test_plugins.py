@@ -34,7 +34,7 @@ def write(tmp_path):
 
     def write(text, name="my_methods.py"):
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
@@ -125,14 +125,27 @@ def test_ctrl_c_is_not_an_error_of_the_file(write):
         tokensieve.load_plugin(write("raise KeyboardInterrupt"))
 
 
-def test_packages_add_plug_ins_by_entry_points(write, tmp_path, monkeypatch):
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """install(name=module, ...): entry points of installed packages, whose modules are files under tmp_path."""
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = set(sys.modules)
+
+    def install(**entries):
+        listed = [EntryPoint(name, module, plugins.GROUP) for name, module in entries.items()]
+        monkeypatch.setattr(plugins, "entry_points", lambda group: listed)
+        monkeypatch.setattr(plugins, "_is_started", False)
+        monkeypatch.setattr(plugins, "_is_done", False)
+
+    yield install
+    for name in [name for name in set(sys.modules) - modules if name.partition(".")[0].endswith("_package")]:
+        del sys.modules[name]
+
+
+def test_packages_add_plug_ins_by_entry_points(write, install):
     write(METHOD, "toy_package.py")
     write("import no_such_library", "broken_package.py")
-    monkeypatch.syspath_prepend(tmp_path)
-    entries = [EntryPoint(name, f"{name}_package", plugins.GROUP) for name in ("toy", "broken", "missing")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
-    monkeypatch.setattr(plugins, "_is_started", False)
-    monkeypatch.setattr(plugins, "_is_done", False)
+    install(toy="toy_package", broken="broken_package", missing="missing_package")
     with pytest.warns(UserWarning, match="cannot be loaded") as caught:
         assert "toy_norm" in REGISTRY
     assert [str(warning.message) for warning in caught] == [
@@ -140,7 +153,39 @@ def test_packages_add_plug_ins_by_entry_points(write, tmp_path, monkeypatch):
         "the plug-in missing (missing_package) cannot be loaded: ModuleNotFoundError: No module named 'missing_package'",
     ]
     assert set(plugins.plugin_hashes()) == {"toy"} and isinstance(plugins._loaded["toy"], types.ModuleType)
-    sys.modules.pop("toy_package")
+
+
+@pytest.mark.parametrize("entry", ["toy_package", "toy_package.declared", "toy_package.deep.declared"])
+def test_the_hash_of_an_entry_point_covers_its_whole_package(write, install, entry):
+    for file in ("__init__.py", "declared.py", "implementation.py"):
+        write("x = 1", f"toy_package/{file}")
+    for file in ("__init__.py", "declared.py"):
+        write("x = 1", f"toy_package/deep/{file}")
+    write("x = 1", "other_package.py")
+
+    def hashed():
+        for name in [name for name in sys.modules if name.partition(".")[0] == "toy_package"]:
+            del sys.modules[name]
+        install(toy=entry)
+        return plugins.plugin_hashes()["toy"]
+
+    found = [hashed(), hashed()]
+    for file in ("toy_package/implementation.py", "toy_package/deep/__init__.py", "other_package.py"):
+        write("x = 12", file)
+        found.append(hashed())
+    assert found[0] == found[1] and found[3] == found[4] and len(set(found)) == 3
+
+
+def test_a_namespace_is_not_part_of_the_hash(write, install):
+    write("x = 1", "space_package/mine/__init__.py")
+    install(toy="space_package.mine")
+    before = plugins.plugin_hashes()["toy"]
+    write("x = 1", "space_package/another.py")
+    install(toy="space_package.mine")
+    assert plugins.plugin_hashes()["toy"] == before
+    write("x = 2", "space_package/mine/more.py")
+    install(toy="space_package.mine")
+    assert plugins.plugin_hashes()["toy"] != before
 
 
 def test_loading_needs_no_torch(tmp_path):

@@ -68,6 +68,7 @@ def _load_entry_point(entry: EntryPoint) -> None:
     module_name = entry.value.partition(":")[0].strip()
     try:
         module = importlib.import_module(module_name)
+        source_hash = _source_hash(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -75,7 +76,7 @@ def _load_entry_point(entry: EntryPoint) -> None:
         warnings.warn(f"the plug-in {entry.name} ({entry.value}) cannot be loaded: {_problem(error)}", stacklevel=4)
         return
     _loaded[entry.name] = module
-    _hashes[entry.name] = _source_hash(module)
+    _hashes[entry.name] = source_hash
 
 
 def load_plugin(file: str | Path) -> ModuleType:
@@ -159,10 +160,18 @@ def _problem(error: BaseException, path: Path | None = None) -> str:
 
 
 def _source_hash(module: ModuleType) -> str:
-    """A hash over the Python files of a module or package."""
+    """A hash over all Python files of the top-level package that a module belongs to, or over its file if it has no package."""
+    parents = module.__name__.split(".")
+    names = [".".join(parents[:count]) for count in range(1, len(parents) + 1)]
+    top = next(
+        (sys.modules[name] for name in names if getattr(sys.modules.get(name), "__file__", None)), module
+    )  # no namespace
+    files: dict[str, Path] = {}
+    for folder in map(Path, getattr(top, "__path__", ())):
+        files |= {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py") if path.is_file()}
+    if not hasattr(top, "__path__") and top.__file__:
+        files = {"": Path(top.__file__)}
     digest = hashlib.sha256()
-    file = Path(module.__file__ or "")
-    for path in sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]:
-        if path.is_file():
-            digest.update(path.read_bytes())
+    for name, path in sorted(files.items()):
+        digest.update(f"{name}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
