@@ -155,6 +155,24 @@ def test_packages_add_plug_ins_by_entry_points(write, install):
     assert set(plugins.plugin_hashes()) == {"toy"} and isinstance(plugins._loaded["toy"], types.ModuleType)
 
 
+@pytest.mark.parametrize("entry", ["toy_package", "toy_package.plugin", "toy_package.plugin.main"])
+def test_a_package_that_fails_leaves_nothing(write, install, entry):
+    """Its modules declare something before another one fails: below the entry point, next to it, and in the one that fails."""
+    write(METHOD.replace("toy_norm", "toy_first"), "toy_package/methods.py")
+    write(METHOD.replace("toy_norm", "toy_second"), "toy_package/plugin/methods.py")
+    write(METHOD.replace("toy_norm", "toy_last") + "import no_such_library\n", "toy_package/plugin/main.py")
+    for file in ("toy_package/__init__.py", "toy_package/plugin/__init__.py"):
+        write("import toy_package.methods, toy_package.plugin.methods, toy_package.plugin.main\n", file)
+    write(METHOD, "good_package/methods.py")
+    before = set(REGISTRY)
+    install(good="good_package.methods", toy=entry, worse="good_package.missing")
+    with pytest.warns(UserWarning, match="cannot be loaded") as caught:
+        assert set(REGISTRY) == before | {"toy_norm"}
+    assert len(caught) == 2
+    assert not [name for name in sys.modules if name.partition(".")[0] == "toy_package"]
+    assert "good_package.methods" in sys.modules  # another entry point of the same package failed
+
+
 @pytest.mark.parametrize("entry", ["toy_package", "toy_package.declared", "toy_package.deep.declared"])
 def test_the_hash_of_an_entry_point_covers_its_whole_package(write, install, entry):
     for file in ("__init__.py", "declared.py", "implementation.py"):

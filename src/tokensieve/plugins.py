@@ -38,7 +38,7 @@ BUILT_IN = (
 _lock = threading.RLock()
 _loaded: dict[str, ModuleType] = {}  # by the name of a built-in module or an entry point, or by the path of a file
 _hashes: dict[str, str] = {}  # of the plug-ins that are not part of tokensieve
-_on_failure: list[Callable[[str], None]] = []
+_on_failure: list[Callable[[Callable[[str], bool]], None]] = []
 _is_started = _is_done = False
 
 
@@ -66,13 +66,14 @@ def load_plugins() -> None:
 
 def _load_entry_point(entry: EntryPoint) -> None:
     module_name = entry.value.partition(":")[0].strip()
+    imported_before = set(sys.modules)
     try:
         module = importlib.import_module(module_name)
         source_hash = _source_hash(module)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        _forget(module_name)
+        _forget(module_name, imported_before)
         warnings.warn(f"the plug-in {entry.name} ({entry.value}) cannot be loaded: {_problem(error)}", stacklevel=4)
         return
     _loaded[entry.name] = module
@@ -114,12 +115,13 @@ def load_plugin(file: str | Path) -> ModuleType:
         if spec is None or spec.loader is None:
             raise UserError(f"the plug-in {file} is not a Python file; its name must end with .py")
         module = importlib.util.module_from_spec(spec)
+        imported_before = set(sys.modules)
         sys.modules[name] = module  # so that dataclasses and pickled classes of the file find their module
         try:
             code = compile(source, str(path), "exec", dont_inherit=True)  # the very source that is hashed, not a cached one
             exec(code, vars(module))
         except BaseException as error:
-            _forget(name)
+            _forget(name, imported_before)
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise UserError(f"the plug-in {file} cannot be loaded: {_problem(error, path)}") from error
@@ -139,15 +141,22 @@ def plugin_hashes() -> dict[str, str]:
     return dict(sorted(_hashes.items()))
 
 
-def on_failure(remove: Callable[[str], None]) -> None:
-    """Has `remove` called with the name of a module whose import failed, to remove what it had declared by then."""
+def on_failure(remove: Callable[[Callable[[str], bool]], None]) -> None:
+    """Has `remove` called after a failed import, to remove the declarations of the modules for which its argument is true."""
     _on_failure.append(remove)
 
 
-def _forget(module_name: str) -> None:
-    sys.modules.pop(module_name, None)
+def _forget(module_name: str, imported_before: set[str]) -> None:
+    """Undo a failed import: the module, and what it imported of its own package, with their declarations."""
+    package = module_name.partition(".")[0]
+
+    def is_undone(name: str) -> bool:
+        return name.partition(".")[0] == package and name not in imported_before
+
+    for name in filter(is_undone, list(sys.modules)):
+        del sys.modules[name]
     for remove in _on_failure:
-        remove(module_name)
+        remove(is_undone)
 
 
 def _problem(error: BaseException, path: Path | None = None) -> str:

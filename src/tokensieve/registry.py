@@ -7,7 +7,7 @@ used, so that listing names, parsing flags and printing help never imports torch
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
@@ -36,7 +36,7 @@ class Registry(Mapping[str, D]):
         self.kind = kind
         self._declared: dict[str, D] = {}
         self._origins: dict[str, str] = {}
-        plugins.on_failure(self._remove_origin)
+        plugins.on_failure(self._remove_origins)
 
     def add(self, declaration: D, origin: str | None = None) -> D:
         """Adds a declaration.
@@ -64,8 +64,8 @@ class Registry(Mapping[str, D]):
         known = ", ".join(sorted(self))
         raise UserError(f"no {self.kind} named {name!r}.{did_you_mean(name, self)} Known: {known}")
 
-    def _remove_origin(self, origin: str) -> None:
-        for name in [name for name, declared_by in self._origins.items() if declared_by == origin]:
+    def _remove_origins(self, is_removed: Callable[[str], bool]) -> None:
+        for name in [name for name, origin in self._origins.items() if is_removed(origin)]:
             self.remove(name)
 
     def __getitem__(self, name: str) -> D:
