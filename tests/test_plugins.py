@@ -25,6 +25,12 @@ def toy_norm(view: View, keep: int, *, power: float = 1.0) -> Reduction:
     return Reduction.keep(top(scores, keep), view.n, scores=scores)
 '''
 
+DATASET = """
+from tokensieve.data.registry import DATASETS, DatasetSpec
+
+DATASETS.add(DatasetSpec("toy", "a toy data set", f"{__name__}:build", "labels", None))
+"""
+
 
 @pytest.fixture
 def write(tmp_path):
@@ -211,3 +217,27 @@ def test_loading_needs_no_torch(tmp_path):
     code = "import sys, tokensieve; m = tokensieve.load_plugin(sys.argv[1]); print(m.x, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "nothing.py")], capture_output=True, text=True)
     assert done.stdout == "1 False\n", done.stderr
+
+
+def test_two_threads_may_import_and_load_the_same_plug_in(tmp_path):
+    """One imports the module of an entry point by itself while the other loads all plug-ins: neither waits for the other."""
+    (tmp_path / "toy_package.py").write_text("import time\ntime.sleep(0.3)\n" + DATASET)
+    code = """
+import importlib, sys, threading, time
+from importlib.metadata import EntryPoint
+from tokensieve import plugins
+from tokensieve.data.registry import DATASETS
+
+plugins.entry_points = lambda group: [EntryPoint("toy", "toy_package", group)]
+first = threading.Thread(target=importlib.import_module, args=("toy_package",), daemon=True)
+first.start()
+while "toy_package" not in sys.modules:
+    time.sleep(0.01)
+second = threading.Thread(target=plugins.load_plugins, daemon=True)
+second.start()
+for thread in (first, second):
+    thread.join(60)
+print(first.is_alive(), second.is_alive(), "toy" in DATASETS._declared)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "False False True\n", done.stderr

@@ -1,6 +1,8 @@
 """Registries: declarations by name, clashes, the nearest name, and "module:attribute"."""
 
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -60,3 +62,48 @@ def test_declarations_may_be_added_while_it_is_read(fruits):
 
 def test_module_and_attribute():
     assert resolve("math:pi") == math.pi
+
+
+DECLARE = """
+from tokensieve.data.registry import DATASETS, DatasetSpec
+from tokensieve.errors import UserError
+
+def declare(name):
+    try:
+        DATASETS.add(DatasetSpec(name, "mine", "mine:build", "labels", None))
+        return "added"
+    except UserError as error:
+        return str(error)
+"""
+FIRST = """
+print(declare("cifar10"))
+print(declare("mine"))
+print(DATASETS["cifar10"].group, DATASETS["mine"].group)
+"""
+THREADS = """
+import threading
+
+start, found = threading.Barrier(8), []
+
+def work(number):
+    start.wait()
+    found.append(declare("cifar10") if number % 2 else len(DATASETS) > 3)
+
+threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(60)
+print(sorted(map(str, found)) == ["True"] * 4 + [declare("cifar10")] * 4)
+"""
+TAKEN = "a data set named 'cifar10' is registered already; choose another name"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(FIRST, f"{TAKEN}\nadded\nclip_benchmark plug-ins\n"), (THREADS, "True\n")],
+    ids=["one", "threads"],
+)
+def test_a_name_of_a_built_in_cannot_be_taken_before_it_is_loaded(code, expected):
+    done = subprocess.run([sys.executable, "-c", DECLARE + code], capture_output=True, text=True)
+    assert done.stdout == expected, done.stderr

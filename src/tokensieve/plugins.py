@@ -36,10 +36,12 @@ BUILT_IN = (
 )
 
 _lock = threading.RLock()
+_built_in_lock = threading.RLock()  # of its own: a thread that imports a plug-in must not wait for one that loads all of them
 _loaded: dict[str, ModuleType] = {}  # by the name of a built-in module or an entry point, or by the path of a file
 _hashes: dict[str, str] = {}  # of the plug-ins that are not part of tokensieve
 _on_failure: list[Callable[[Callable[[str], bool]], None]] = []
 _is_started = _is_done = False
+_is_built_in_started = _is_built_in_done = False
 
 
 def load_plugins() -> None:
@@ -50,18 +52,37 @@ def load_plugins() -> None:
     global _is_started, _is_done
     if _is_done:
         return
+    load_built_in()
+    if not _is_built_in_done:  # one of them reads a registry while it is imported
+        return
     with _lock:  # another thread waits here until all are loaded
         if _is_started:
             return
         _is_started = True  # before the imports: they add to registries, and reading one must not start over
         try:
-            for name in BUILT_IN:
-                _loaded[name] = importlib.import_module(name)
             for entry in entry_points(group=GROUP):
                 _load_entry_point(entry)
             _is_done = True
         finally:
             _is_started = _is_done  # interrupted: the next call starts over
+
+
+def load_built_in() -> None:
+    """Imports the built-in plug-ins, once. Registries call it before they take another declaration, so that no name of a
+    built-in one can be taken before."""
+    global _is_built_in_started, _is_built_in_done
+    if _is_built_in_done:
+        return
+    with _built_in_lock:
+        if _is_built_in_started:
+            return
+        _is_built_in_started = True
+        try:
+            for name in BUILT_IN:
+                _loaded[name] = importlib.import_module(name)
+            _is_built_in_done = True
+        finally:
+            _is_built_in_started = _is_built_in_done
 
 
 def _load_entry_point(entry: EntryPoint) -> None:
@@ -98,8 +119,8 @@ def load_plugin(file: str | Path) -> ModuleType:
     """
     if not isinstance(file, (str, os.PathLike)) or not str(file):
         raise UserError(f"a plug-in is the path of a Python file, such as my_methods.py, not {describe_value(file)}")
+    load_plugins()
     with _lock:
-        load_plugins()
         try:
             path = Path(file).resolve()
             if str(path) in _loaded:

@@ -39,7 +39,7 @@ class Registry(Mapping[str, D]):
         plugins.on_failure(self._remove_origins)
 
     def add(self, declaration: D, origin: str | None = None) -> D:
-        """Adds a declaration.
+        """Adds a declaration. One that is not of tokensieve itself is added after the built-in ones.
 
         Args:
             origin: the module that declares it; by default the one that calls. The same module may declare a name again (a
@@ -47,6 +47,8 @@ class Registry(Mapping[str, D]):
         """
         name = declaration.name
         origin = sys._getframe(1).f_globals.get("__name__", "") if origin is None else origin
+        if origin.partition(".")[0] != "tokensieve":
+            plugins.load_built_in()
         if name in self._declared and self._origins[name] != origin:
             raise UserError(f"a {self.kind} named {name!r} is registered already; choose another name")
         self._declared[name], self._origins[name] = declaration, origin
