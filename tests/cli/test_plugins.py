@@ -186,6 +186,16 @@ def test_a_flag_that_is_taken_is_an_error(run: Run, flag: str, expected: str) ->
     assert done.code == 2 and expected in done.err and done.err.count("\n") == 1
 
 
+def test_help_texts_are_printed_as_they_are(run: Run) -> None:
+    """argparse would expand %(default)s, and fail or leave out words at another %."""
+    task = toy_plugin.TASK.replace("of the toy task (default: 0.5)", "5% or 100%d of %(default)s")
+    command = toy_plugin.COMMAND.replace("print a greeting", "a 100% greeting")
+    Path("percent.py").write_text("import torch\n" + task + command)
+    assert "5% or 100%d of %(default)s" in run("eval", "--help", plugin="percent.py").out
+    assert "a 100% greeting" in run("--help", plugin="percent.py").out
+    assert "with vlm anchor@out:50%)" in " ".join(run("bench", "--help", plugin="percent.py").out.split())
+
+
 @pytest.mark.slow
 def test_plugins_of_installed_packages_are_found(tmp_path: Path, tiny_clip: SimpleNamespace, shards: Path) -> None:
     """A package and its metadata in a folder on the path, as an installer leaves them."""

@@ -61,7 +61,11 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     by_name: dict[str, Parser] = {}
     for name, command in all_commands().items():
         by_name[name] = commands.add_parser(
-            name, help=command.help, description=command.description, usage=command.usage, parents=[common]
+            name,
+            help=command.help.replace("%", "%%"),
+            description=command.description,
+            usage=command.usage,
+            parents=[common],
         )
         command.add_flags(by_name[name])
     return parser, by_name
