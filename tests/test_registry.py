@@ -64,6 +64,39 @@ def test_module_and_attribute():
     assert resolve("math:pi") == math.pi
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nomod:build", "cannot be imported: No module named 'nomod'"),
+        ("math.nomod:build", "cannot be imported: No module named 'math.nomod'; 'math' is not a package"),
+        ("email.nomod:build", "cannot be imported: No module named 'email.nomod'"),
+        ("nomod.deep.deeper:build", "cannot be imported: No module named 'nomod'"),
+        ("math:pii", "cannot be found: math has no 'pii'. Did you mean 'pi'?"),
+        ("math", 'is not of the form "module:attribute"'),
+        (":build", 'is not of the form "module:attribute"'),
+        (".mod:build", 'is not of the form "module:attribute"'),
+    ],
+)
+def test_what_is_not_there_is_named_with_its_declaration(fruits, text, expected):
+    with pytest.raises(UserError) as caught:
+        resolve(text)
+    assert str(caught.value) == f"{text!r} {expected}"
+    fruits.add(Fruit("fig", colour=text), "some.module")
+    with pytest.raises(UserError) as caught:
+        resolve(text)
+    assert str(caught.value) == f"{text!r} of the fruit 'fig' (the module some.module) {expected}"
+
+
+def test_a_missing_library_and_errors_of_a_module_stay_what_they_are(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "needs_library.py").write_text("import no_such_library")
+    (tmp_path / "needs_name.py").write_text("from math import no_such_name")
+    (tmp_path / "fails.py").write_text("None.attribute")
+    for module, error in (("needs_library", ModuleNotFoundError), ("needs_name", ImportError), ("fails", AttributeError)):
+        with pytest.raises(error):
+            resolve(f"{module}:build")
+
+
 DECLARE = """
 from tokensieve.data.registry import DATASETS, DatasetSpec
 from tokensieve.errors import UserError

@@ -162,6 +162,26 @@ def plugin_hashes() -> dict[str, str]:
     return dict(sorted(_hashes.items()))
 
 
+def describe_origin(origin: str) -> str:
+    """The plug-in that a module belongs to, for messages; the module itself if it is of no plug-in."""
+    name = _plugin_of(origin)
+    if name is None:
+        return f"the module {origin}"
+    return f"the plug-in {name} ({_loaded[name].__name__})" if is_installed(origin) else f"the plug-in {name}"
+
+
+def is_installed(origin: str) -> bool:
+    """Whether a module belongs to a plug-in of an installed package."""
+    name = _plugin_of(origin)
+    return name is not None and name not in plugin_files()
+
+
+def _plugin_of(origin: str) -> str | None:
+    package = origin.partition(".")[0]
+    others = (name for name in _loaded if name not in BUILT_IN)
+    return next((name for name in others if _loaded[name].__name__.partition(".")[0] == package), None)
+
+
 def on_failure(remove: Callable[[Callable[[str], bool]], None]) -> None:
     """Has `remove` called after a failed import, to remove the declarations of the modules for which its argument is true."""
     _on_failure.append(remove)

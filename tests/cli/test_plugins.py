@@ -186,6 +186,17 @@ def test_a_flag_that_is_taken_is_an_error(run: Run, flag: str, expected: str) ->
     assert done.code == 2 and expected in done.err and done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [("nowhere:build", "cannot be imported: No module named 'nowhere'"), ("{__name__}:biuld", "has no 'biuld'")],
+)
+def test_a_declaration_of_what_is_not_there_is_named(evaluate: Run, build: str, expected: str) -> None:
+    Path(FILE).write_text(toy_plugin.SOURCE.replace("{__name__}:build_toy_images", build))
+    done = evaluate("--dataset", "toy_images")
+    assert done.code == 2 and done.err.startswith("tokensieve: error: ") and done.err.count("\n") == 1
+    assert f"of the data set 'toy_images' (the plug-in {Path(FILE).resolve()})" in done.err and expected in done.err
+
+
 def test_help_texts_are_printed_as_they_are(run: Run) -> None:
     """argparse would expand %(default)s, and fail or leave out words at another %."""
     task = toy_plugin.TASK.replace("of the toy task (default: 0.5)", "5% or 100%d of %(default)s")
