@@ -74,6 +74,9 @@ PLUGIN = Flag(
     options={"action": "append", "metavar": "FILE"},
     repeats=True,
 )
+DEBUG = Flag("debug", "show tracebacks of errors", argparse.SUPPRESS, {"action": "store_true"})
+COMMON = (DEBUG, PLUGIN)  # the flags of every command
+COMMAND = "command"  # the attribute of the parsed arguments that holds the name of the command
 
 
 def one_of(*options: str) -> Callable[[str], str]:

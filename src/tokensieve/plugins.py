@@ -170,6 +170,11 @@ def describe_origin(origin: str) -> str:
     return f"the plug-in {name} ({_loaded[name].__name__})" if is_installed(origin) else f"the plug-in {name}"
 
 
+def is_built_in(origin: str) -> bool:
+    """Whether a module is part of tokensieve."""
+    return origin.partition(".")[0] == "tokensieve"
+
+
 def is_installed(origin: str) -> bool:
     """Whether a module belongs to a plug-in of an installed package."""
     name = _plugin_of(origin)

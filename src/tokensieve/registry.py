@@ -49,7 +49,7 @@ class Registry(Mapping[str, D]):
         """
         name = declaration.name
         origin = sys._getframe(1).f_globals.get("__name__", "") if origin is None else origin
-        if origin.partition(".")[0] != "tokensieve":
+        if not plugins.is_built_in(origin):
             plugins.load_built_in()
         if name in self._declared and self._origins[name] != origin:
             raise UserError(f"a {self.kind} named {name!r} is registered already; choose another name")
