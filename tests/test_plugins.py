@@ -25,6 +25,12 @@ def toy_norm(view: View, keep: int, *, power: float = 1.0) -> Reduction:
     return Reduction.keep(top(scores, keep), view.n, scores=scores)
 '''
 
+DATASET = """
+from tokensieve.data.registry import DATASETS, DatasetSpec
+
+DATASETS.add(DatasetSpec("toy", "a toy data set", f"{__name__}:build", "labels", None))
+"""
+
 
 @pytest.fixture
 def write(tmp_path):
@@ -34,7 +40,7 @@ def write(tmp_path):
 
     def write(text, name="my_methods.py"):
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
@@ -125,14 +131,27 @@ def test_ctrl_c_is_not_an_error_of_the_file(write):
         tokensieve.load_plugin(write("raise KeyboardInterrupt"))
 
 
-def test_packages_add_plug_ins_by_entry_points(write, tmp_path, monkeypatch):
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """install(name=module, ...): entry points of installed packages, whose modules are files under tmp_path."""
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = set(sys.modules)
+
+    def install(**entries):
+        listed = [EntryPoint(name, module, plugins.GROUP) for name, module in entries.items()]
+        monkeypatch.setattr(plugins, "entry_points", lambda group: listed)
+        monkeypatch.setattr(plugins, "_is_started", False)
+        monkeypatch.setattr(plugins, "_is_done", False)
+
+    yield install
+    for name in [name for name in set(sys.modules) - modules if name.partition(".")[0].endswith("_package")]:
+        del sys.modules[name]
+
+
+def test_packages_add_plug_ins_by_entry_points(write, install):
     write(METHOD, "toy_package.py")
     write("import no_such_library", "broken_package.py")
-    monkeypatch.syspath_prepend(tmp_path)
-    entries = [EntryPoint(name, f"{name}_package", plugins.GROUP) for name in ("toy", "broken", "missing")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: entries)
-    monkeypatch.setattr(plugins, "_is_started", False)
-    monkeypatch.setattr(plugins, "_is_done", False)
+    install(toy="toy_package", broken="broken_package", missing="missing_package")
     with pytest.warns(UserWarning, match="cannot be loaded") as caught:
         assert "toy_norm" in REGISTRY
     assert [str(warning.message) for warning in caught] == [
@@ -140,7 +159,57 @@ def test_packages_add_plug_ins_by_entry_points(write, tmp_path, monkeypatch):
         "the plug-in missing (missing_package) cannot be loaded: ModuleNotFoundError: No module named 'missing_package'",
     ]
     assert set(plugins.plugin_hashes()) == {"toy"} and isinstance(plugins._loaded["toy"], types.ModuleType)
-    sys.modules.pop("toy_package")
+
+
+@pytest.mark.parametrize("entry", ["toy_package", "toy_package.plugin", "toy_package.plugin.main"])
+def test_a_package_that_fails_leaves_nothing(write, install, entry):
+    """Its modules declare something before another one fails: below the entry point, next to it, and in the one that fails."""
+    write(METHOD.replace("toy_norm", "toy_first"), "toy_package/methods.py")
+    write(METHOD.replace("toy_norm", "toy_second"), "toy_package/plugin/methods.py")
+    write(METHOD.replace("toy_norm", "toy_last") + "import no_such_library\n", "toy_package/plugin/main.py")
+    for file in ("toy_package/__init__.py", "toy_package/plugin/__init__.py"):
+        write("import toy_package.methods, toy_package.plugin.methods, toy_package.plugin.main\n", file)
+    write(METHOD, "good_package/methods.py")
+    before = set(REGISTRY)
+    install(good="good_package.methods", toy=entry, worse="good_package.missing")
+    with pytest.warns(UserWarning, match="cannot be loaded") as caught:
+        assert set(REGISTRY) == before | {"toy_norm"}
+    assert len(caught) == 2
+    assert not [name for name in sys.modules if name.partition(".")[0] == "toy_package"]
+    assert "good_package.methods" in sys.modules  # another entry point of the same package failed
+
+
+@pytest.mark.parametrize("entry", ["toy_package", "toy_package.declared", "toy_package.deep.declared"])
+def test_the_hash_of_an_entry_point_covers_its_whole_package(write, install, entry):
+    for file in ("__init__.py", "declared.py", "implementation.py"):
+        write("x = 1", f"toy_package/{file}")
+    for file in ("__init__.py", "declared.py"):
+        write("x = 1", f"toy_package/deep/{file}")
+    write("x = 1", "other_package.py")
+
+    def hashed():
+        for name in [name for name in sys.modules if name.partition(".")[0] == "toy_package"]:
+            del sys.modules[name]
+        install(toy=entry)
+        return plugins.plugin_hashes()["toy"]
+
+    found = [hashed(), hashed()]
+    for file in ("toy_package/implementation.py", "toy_package/deep/__init__.py", "other_package.py"):
+        write("x = 12", file)
+        found.append(hashed())
+    assert found[0] == found[1] and found[3] == found[4] and len(set(found)) == 3
+
+
+def test_a_namespace_is_not_part_of_the_hash(write, install):
+    write("x = 1", "space_package/mine/__init__.py")
+    install(toy="space_package.mine")
+    before = plugins.plugin_hashes()["toy"]
+    write("x = 1", "space_package/another.py")
+    install(toy="space_package.mine")
+    assert plugins.plugin_hashes()["toy"] == before
+    write("x = 2", "space_package/mine/more.py")
+    install(toy="space_package.mine")
+    assert plugins.plugin_hashes()["toy"] != before
 
 
 def test_loading_needs_no_torch(tmp_path):
@@ -148,3 +217,27 @@ def test_loading_needs_no_torch(tmp_path):
     code = "import sys, tokensieve; m = tokensieve.load_plugin(sys.argv[1]); print(m.x, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "nothing.py")], capture_output=True, text=True)
     assert done.stdout == "1 False\n", done.stderr
+
+
+def test_two_threads_may_import_and_load_the_same_plug_in(tmp_path):
+    """One imports the module of an entry point by itself while the other loads all plug-ins: neither waits for the other."""
+    (tmp_path / "toy_package.py").write_text("import time\ntime.sleep(0.3)\n" + DATASET)
+    code = """
+import importlib, sys, threading, time
+from importlib.metadata import EntryPoint
+from tokensieve import plugins
+from tokensieve.data.registry import DATASETS
+
+plugins.entry_points = lambda group: [EntryPoint("toy", "toy_package", group)]
+first = threading.Thread(target=importlib.import_module, args=("toy_package",), daemon=True)
+first.start()
+while "toy_package" not in sys.modules:
+    time.sleep(0.01)
+second = threading.Thread(target=plugins.load_plugins, daemon=True)
+second.start()
+for thread in (first, second):
+    thread.join(60)
+print(first.is_alive(), second.is_alive(), "toy" in DATASETS._declared)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "False False True\n", done.stderr

@@ -19,7 +19,7 @@ class Flag:
     """
 
     name: str  # without dashes: "recall_k"
-    help: str
+    help: str  # printed as it is
     default: Any = None
     options: dict[str, Any] = field(default_factory=dict)  # more arguments of argparse's add_argument: type, nargs, action
     aliases: tuple[str, ...] = ()  # other names of the same flag
@@ -55,7 +55,8 @@ class Flag:
     def add_to(self, parser: Any) -> None:
         """Add the flag to a parser or to a group of one."""
         names = [f"--{name}" for name in (self.name, *self.aliases)]
-        parser.add_argument(*names, **{"dest": self.dest, "default": self.default, "help": self.help, **self.options})
+        help = self.help.replace("%", "%%")  # argparse expands %(default)s and the like
+        parser.add_argument(*names, **{"dest": self.dest, "default": self.default, "help": help, **self.options})
 
 
 def add_flags(parser: Any, flags: Iterable[Flag]) -> None:
@@ -73,6 +74,9 @@ PLUGIN = Flag(
     options={"action": "append", "metavar": "FILE"},
     repeats=True,
 )
+DEBUG = Flag("debug", "show tracebacks of errors", argparse.SUPPRESS, {"action": "store_true"})
+COMMON = (DEBUG, PLUGIN)  # the flags of every command
+COMMAND = "command"  # the attribute of the parsed arguments that holds the name of the command
 
 
 def one_of(*options: str) -> Callable[[str], str]:

@@ -7,12 +7,12 @@ used, so that listing names, parsing flags and printing help never imports torch
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 from tokensieve import plugins
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import UserError, did_you_mean, one_line
 
 
 class Declaration(Protocol):
@@ -23,6 +23,7 @@ class Declaration(Protocol):
 
 
 D = TypeVar("D", bound=Declaration)
+_registries: list[Registry[Any]] = []
 
 
 class Registry(Mapping[str, D]):
@@ -36,10 +37,11 @@ class Registry(Mapping[str, D]):
         self.kind = kind
         self._declared: dict[str, D] = {}
         self._origins: dict[str, str] = {}
-        plugins.on_failure(self._remove_origin)
+        plugins.on_failure(self._remove_origins)
+        _registries.append(self)
 
     def add(self, declaration: D, origin: str | None = None) -> D:
-        """Adds a declaration.
+        """Adds a declaration. One that is not of tokensieve itself is added after the built-in ones.
 
         Args:
             origin: the module that declares it; by default the one that calls. The same module may declare a name again (a
@@ -47,6 +49,8 @@ class Registry(Mapping[str, D]):
         """
         name = declaration.name
         origin = sys._getframe(1).f_globals.get("__name__", "") if origin is None else origin
+        if not plugins.is_built_in(origin):
+            plugins.load_built_in()
         if name in self._declared and self._origins[name] != origin:
             raise UserError(f"a {self.kind} named {name!r} is registered already; choose another name")
         self._declared[name], self._origins[name] = declaration, origin
@@ -64,8 +68,13 @@ class Registry(Mapping[str, D]):
         known = ", ".join(sorted(self))
         raise UserError(f"no {self.kind} named {name!r}.{did_you_mean(name, self)} Known: {known}")
 
-    def _remove_origin(self, origin: str) -> None:
-        for name in [name for name, declared_by in self._origins.items() if declared_by == origin]:
+    def origin(self, name: str) -> str:
+        """The module that declared that name."""
+        plugins.load_plugins()
+        return self._origins[name]
+
+    def _remove_origins(self, is_removed: Callable[[str], bool]) -> None:
+        for name in [name for name, origin in self._origins.items() if is_removed(origin)]:
             self.remove(name)
 
     def __getitem__(self, name: str) -> D:
@@ -85,7 +94,36 @@ class Registry(Mapping[str, D]):
         return name in self._declared
 
 
-def resolve(name: str) -> Any:
-    """The object that "module:attribute" names."""
-    module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+def resolve(text: str) -> Any:
+    """The object that "module:attribute" names.
+
+    A UserError names the declaration if there is no such module or attribute. An ImportError of a library that the module
+    needs is left as it is.
+    """
+    module_name, _, attribute = text.partition(":")
+    if not attribute or not module_name or module_name.startswith("."):
+        raise UserError(f'{_describe(text)} is not of the form "module:attribute"')
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(f"{_describe(text)} cannot be imported: {one_line(error)}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        hint = did_you_mean(attribute, vars(module))
+        raise UserError(f"{_describe(text)} cannot be found: {module_name} has no {attribute!r}.{hint}") from error
+
+
+def _describe(text: str) -> str:
+    """The text of a declaration, with the declaration and its origin where they are known."""
+    for registry in _registries:
+        name = next((name for name, declared in registry._declared.items() if _has_value(declared, text)), None)
+        if name is not None:
+            return f"{text!r} of the {registry.kind} {name!r} ({plugins.describe_origin(registry.origin(name))})"
+    return repr(text)
+
+
+def _has_value(declaration: object, text: str) -> bool:
+    return any(isinstance(value, str) and value == text for value in getattr(declaration, "__dict__", {}).values())

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -176,14 +177,108 @@ def test_a_plugin_may_stand_anywhere_and_several_times(run: Run) -> None:
     assert parse(["greet"]).plugin is None
 
 
-@pytest.mark.parametrize(
-    ("flag", "expected"),
-    [("recall_k", "declare different flags --recall_k"), ("limit", "declares --limit, which is a flag of all tasks")],
-)
-def test_a_flag_that_is_taken_is_an_error(run: Run, flag: str, expected: str) -> None:
-    Path("taken.py").write_text("import torch\n" + toy_plugin.TASK.replace("toy_threshold", flag))
+FLAGS = [
+    ('Flag("recall_k", "x")', "declares --recall_k, which is another flag of the task zeroshot_retrieval"),
+    ('Flag("limit", "x")', "declares --limit, which is a flag of all tasks"),
+    ('Flag("toy", "x", aliases=("limit",))', "declares --limit, which is a flag of all tasks"),
+    ('Flag("toy", "x", aliases=("recall_k",))', "declares --recall_k, which is another flag of the task zeroshot_retrieval"),
+    ('Flag("test_split", "x")', "declares --test_split, which is a flag of all tasks"),
+    ('Flag("debug", "x")', "declares --debug, which is a flag of all tasks"),
+    ('Flag("help", "x")', "declares --help, which is a flag of all tasks"),
+    ('Flag("plugin", "x")', "declares --plugin, which is a flag of all tasks"),
+    ('Flag("command", "x")', "declares --command, which is a flag of all tasks"),
+    ('Flag("toy", "x", options={"dest": "limit"})', "declares --toy with dest='limit'"),
+    ('Flag("toy", "x"), Flag("toy", "y")', "declares --toy, which is another flag of the task toy_task"),
+    ('Flag("toy", "x", options={"nothing": 1})', "declares --toy, which cannot be added: "),
+    ('Flag("toy", "x", options={"required": True})', "cannot be added: the following arguments are required: --toy"),
+    ('Flag("toy", "x", "one", {"type": int})', "cannot be added: argument --toy: invalid int value: 'one'"),
+]
+
+
+def task_with(flags: str) -> str:
+    before, _, after = toy_plugin.TASK.partition("        flags=(")
+    return f"import torch\n{before}        flags=({flags},), order=1,\n    ),\n{after[after.index('    origin=') :]}"
+
+
+@pytest.mark.parametrize(("flags", "expected"), FLAGS)
+def test_a_flag_that_cannot_be_added_is_an_error(run: Run, flags: str, expected: str) -> None:
+    Path("taken.py").write_text(task_with(flags))
     done = run("eval", plugin="taken.py")
     assert done.code == 2 and expected in done.err and done.err.count("\n") == 1
+    assert f"the task toy_task of the plug-in {Path('taken.py').resolve()} " in done.err
+    assert run("methods", plugin="taken.py").code == 0
+
+
+@pytest.fixture
+def install(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """install(source): a package with this source has an entry point."""
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "toy_package", raising=False)
+
+    def install(source: str) -> None:
+        Path("toy_package.py").write_text(source)
+        entry = EntryPoint("toy", "toy_package", toy_plugin.plugins.GROUP)
+        monkeypatch.setattr(toy_plugin.plugins, "entry_points", lambda group: [entry])
+        monkeypatch.setattr(toy_plugin.plugins, "_is_started", False)
+        monkeypatch.setattr(toy_plugin.plugins, "_is_done", False)
+
+    yield install
+    sys.modules.pop("toy_package", None)
+
+
+@pytest.mark.parametrize(("flags", "expected"), FLAGS)
+def test_a_flag_of_a_package_that_cannot_be_added_stops_nothing(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str], flags: str, expected: str
+) -> None:
+    install(task_with(flags))
+    assert main(["methods"]) == 0 and capsys.readouterr().err == ""
+    assert parse(["eval", "--limit", "3", "--recall_k", "1"]).limit == 3
+    err = capsys.readouterr().err
+    assert err.startswith("tokensieve: the task toy_task of the plug-in toy (toy_package) declares --") and expected in err
+    assert err.endswith("; the task is left out\n") and err.count("\n") == 1
+    with pytest.raises(UserError, match="'toy_task' is not one of"):
+        parse(["eval", "--task", "toy_task"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ('parser.add_argument("--debug")', "ArgumentError: argument --debug: conflicting option string: --debug"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_command_of_a_package_with_wrong_flags_stops_no_other(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str], body: str, expected: str
+) -> None:
+    install(toy_plugin.COMMAND.replace('parser.add_argument("--name", default="world")', body))
+    assert main(["methods"]) == main([]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "" and "print a greeting" in printed.out
+    assert main(["greet"]) == 2
+    message = f"the flags of the command greet of the plug-in toy (toy_package) are wrong: {expected}"
+    assert capsys.readouterr().err == f"tokensieve: error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [("nowhere:build", "cannot be imported: No module named 'nowhere'"), ("{__name__}:biuld", "has no 'biuld'")],
+)
+def test_a_declaration_of_what_is_not_there_is_named(evaluate: Run, build: str, expected: str) -> None:
+    Path(FILE).write_text(toy_plugin.SOURCE.replace("{__name__}:build_toy_images", build))
+    done = evaluate("--dataset", "toy_images")
+    assert done.code == 2 and done.err.startswith("tokensieve: error: ") and done.err.count("\n") == 1
+    assert f"of the data set 'toy_images' (the plug-in {Path(FILE).resolve()})" in done.err and expected in done.err
+
+
+def test_help_texts_are_printed_as_they_are(run: Run) -> None:
+    """argparse would expand %(default)s, and fail or leave out words at another %."""
+    task = toy_plugin.TASK.replace("of the toy task (default: 0.5)", "5% or 100%d of %(default)s")
+    command = toy_plugin.COMMAND.replace("print a greeting", "a 100% greeting")
+    Path("percent.py").write_text("import torch\n" + task + command)
+    assert "5% or 100%d of %(default)s" in run("eval", "--help", plugin="percent.py").out
+    assert "a 100% greeting" in run("--help", plugin="percent.py").out
+    assert "with vlm anchor@out:50%)" in " ".join(run("bench", "--help", plugin="percent.py").out.split())
 
 
 @pytest.mark.slow

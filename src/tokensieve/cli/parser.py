@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from tokensieve import __version__, plugins
-from tokensieve.cli.registry import all_commands
-from tokensieve.errors import UserError, did_you_mean
-from tokensieve.flags import PLUGIN
+from tokensieve.cli.registry import COMMANDS, all_commands
+from tokensieve.errors import UserError, did_you_mean, one_line
+from tokensieve.flags import COMMAND, COMMON, PLUGIN, add_flags
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,8 +29,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments, after the plug-ins that they name are loaded. Prints the help if there is no command."""
     files, words = split_plugins(argv)
     load_plugins(files)
-    parser, by_name = build_parser()
     first = next((word for word in words if not word.startswith("-")), None)
+    with warnings_on_stderr():
+        parser, by_name = build_parser(first)
     if first is not None and first not in by_name:
         raise UserError(f"{first!r} is not a command: use {', '.join(by_name)}.{did_you_mean(first, by_name)}")
     args, unknown = parser.parse_known_args(words)
@@ -45,11 +47,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    """The parser of the whole command line, and the parser of each command by its name."""
+def build_parser(chosen: str | None) -> tuple[Parser, dict[str, Parser]]:
+    """The parser of the whole command line, and the parser of each command by its name.
+
+    Only the chosen command gets its flags, so that a command of a plug-in whose flags are wrong does not stop the others.
+    """
     common = Parser(add_help=False)
-    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
-    PLUGIN.add_to(common)
+    add_flags(common, COMMON)
     parser = Parser(
         prog="tokensieve",
         parents=[common],
@@ -57,14 +61,31 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         epilog="tokensieve COMMAND --help explains a command.",
     )
     parser.add_argument("--version", action="version", version=f"tokensieve {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(dest=COMMAND, metavar="COMMAND", parser_class=Parser)
     by_name: dict[str, Parser] = {}
     for name, command in all_commands().items():
         by_name[name] = commands.add_parser(
-            name, help=command.help, description=command.description, usage=command.usage, parents=[common]
+            name,
+            help=command.help.replace("%", "%%"),
+            description=command.description,
+            usage=command.usage,
+            parents=[common],
         )
-        command.add_flags(by_name[name])
+    if chosen in by_name:
+        add_command_flags(chosen, by_name[chosen])
     return parser, by_name
+
+
+def add_command_flags(name: str, parser: Parser) -> None:
+    """Add the flags of a command to its parser. An error of a plug-in's command is a UserError that names the plug-in."""
+    origin = COMMANDS.origin(name)
+    try:
+        COMMANDS[name].add_flags(parser)
+    except Exception as error:
+        if isinstance(error, UserError) or plugins.is_built_in(origin):
+            raise
+        reason = f"{type(error).__name__}: {one_line(error, 200)}"
+        raise UserError(f"the flags of the command {name} of {plugins.describe_origin(origin)} are wrong: {reason}") from error
 
 
 def split_plugins(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -87,11 +108,18 @@ def split_plugins(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def load_plugins(files: Sequence[str]) -> None:
     """Load the plug-ins of installed packages, and these files. A broken package is left out with one line on stderr."""
+    with warnings_on_stderr():
+        plugins.load_plugins()
+    for file in files:
+        plugins.load_plugin(file)
+
+
+@contextmanager
+def warnings_on_stderr() -> Iterator[None]:
+    """Print warnings about plug-ins as one line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        plugins.load_plugins()
+        yield
     for warning in caught:
         if warning.category is UserWarning:
             print(f"tokensieve: {warning.message}", file=sys.stderr)
-    for file in files:
-        plugins.load_plugin(file)

@@ -6,11 +6,16 @@ flag of `clip_benchmark eval` (1.6.2) under the same name. This module imports n
 
 from __future__ import annotations
 
+import argparse
+import warnings
+from typing import NoReturn
+
+from tokensieve import plugins
 from tokensieve.data.registry import DATASETS
-from tokensieve.errors import UserError
-from tokensieve.flags import PLUGIN, Flag, fraction, integer_in, one_of
+from tokensieve.errors import UserError, one_line
+from tokensieve.flags import COMMAND, COMMON, PLUGIN, Flag, fraction, integer_in, one_of
 from tokensieve.models.loading.registry import MODEL_TYPES
-from tokensieve.tasks.registry import all_tasks, task_flags
+from tokensieve.tasks.registry import TASKS, TaskSpec, all_tasks, task_flags
 
 AUTO = "auto"  # --task: that of the data set
 DEFAULT_MODEL_TYPE = "open_clip"
@@ -47,17 +52,71 @@ def model_type_flag() -> Flag:
 
 
 def eval_flags() -> dict[str, list[Flag]]:
-    """All flags of `eval` by their heading in the help."""
+    """All flags of `eval` by their heading in the help.
+
+    A task whose flags cannot be added is a UserError. If it is of an installed package, it is removed with a warning, because
+    the package is loaded by every command.
+    """
     groups: dict[str, list[Flag]] = {}
-    names = {PLUGIN.name}
-    for flag in _shared_flags():
+    shared = _shared_flags()
+    if _check_task_flags(shared):
+        shared = _shared_flags()  # they list the tasks
+    for flag in shared:
         groups.setdefault(flag.group, []).append(flag)
-        names |= {flag.name, *flag.aliases}
     for flag, users in task_flags().values():
-        if flag.name in names:
-            raise UserError(f"the task {users[0].name} declares --{flag.name}, which is a flag of all tasks; use another name")
         groups.setdefault(flag.group or users[0].flags_title or users[0].name, []).append(flag)
     return groups
+
+
+class _Trial(argparse.ArgumentParser):
+    """A parser to try a flag with."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _check_task_flags(shared: list[Flag]) -> bool:
+    """Whether tasks of installed packages were removed because of their flags."""
+    is_removed = False
+    reserved = {"help", COMMAND}
+    for flag in (*COMMON, *shared):
+        reserved |= {flag.name, *flag.aliases, flag.dest}
+    declared: dict[str, tuple[Flag, str]] = {}  # by each of its names, with the task that came first
+    for task in list(TASKS.values()):  # in the order of declarations, so that a plug-in cannot take a name of ours
+        origin = TASKS.origin(task.name)
+        problem = _flag_problem(task, reserved, declared, is_tried=not plugins.is_built_in(origin))
+        if problem is None:
+            declared |= {name: (flag, task.name) for flag in task.flags for name in (flag.name, *flag.aliases)}
+            continue
+        message = f"the task {task.name} of {plugins.describe_origin(origin)} {problem}"
+        if not plugins.is_installed(origin):
+            raise UserError(message)
+        TASKS.remove(task.name)
+        is_removed = True
+        warnings.warn(f"{message}; the task is left out", stacklevel=3)
+    return is_removed
+
+
+def _flag_problem(task: TaskSpec, reserved: set[str], declared: dict[str, tuple[Flag, str]], is_tried: bool) -> str | None:
+    """What is wrong with the flags of a task; None if nothing is."""
+    declared = dict(declared)
+    for flag in task.flags:
+        for name in (flag.name, *flag.aliases):
+            known, user = declared.setdefault(name, (flag, task.name))
+            if name in reserved:
+                return f"declares --{name}, which is a flag of all tasks; use another name"
+            if known != flag:
+                return f"declares --{name}, which is another flag of the task {user}; use another name"
+        if flag.dest in reserved:
+            return f"declares --{flag.name} with dest={flag.dest!r}, which holds the value of another flag; use another name"
+        try:
+            if is_tried:
+                trial = _Trial()
+                flag.add_to(trial)
+                trial.parse_args([])  # must work without the flag, for the other tasks
+        except Exception as error:
+            return f"declares --{flag.name}, which cannot be added: {one_line(error, 200)}"
+    return None
 
 
 def repeated_flags() -> list[Flag]:
