@@ -138,7 +138,8 @@ def describe(
     if selects or norm is not None:
         added |= {"norm": Option(float, norm or 0.0), "sizes": Option(str, "yes", ("yes", "no"))}
     for taken in added.keys() & options.keys():
-        raise UserError(f"{name}: the option {taken!r} is added to every method that can have it; choose another name")
+        kind = "selecting" if selects else "merging"
+        raise UserError(f"{name}: the option {taken!r} is added to every {kind} method; choose another name")
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
     about = (name, decide, summary, paper, tuple(needs), selects, options | added)
     return Method(*about, check, budget, part, mixes, recipe, norm)
