@@ -18,7 +18,7 @@ from tokensieve.core import Question
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.decoder_layers import DecoderLayers
 from tokensieve.cutting.decoder_state import DecoderCall, ImageFeatures, Prompt, check_features, pack_question
-from tokensieve.cutting.passes import Call, Calls, Pass
+from tokensieve.cutting.passes import Call, Calls, Pass, check_sample_count
 from tokensieve.cutting.placement import Cut
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
@@ -154,6 +154,8 @@ class DecoderCuts:
     def _left_by_tower(self, call: Call, images: int, device: torch.device) -> tuple[Tensor, Tensor | None, int] | None:
         """The patches that the tower kept of these images, their sizes, and the number of all patches; None: it kept all."""
         if self.tower is None or not self.tower.cuts:  # the tower is not cut, so it started no pass
+            if call.samples is not None:
+                check_sample_count(call.samples, images)
             ids = self.calls.number_samples(images, device) if call.samples is None else call.samples.to(device)
             grid = None if self.vlm.tower is None else self.vlm.tower.grid
             call.tower = Pass(samples=ids, grid=grid, has_full_grid=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokensieve.core import Question, View
 from tokensieve.cutting.choice import Chooser
-from tokensieve.cutting.passes import Call, Calls, Pass, Row
+from tokensieve.cutting.passes import Call, Calls, Pass, Row, check_sample_count
 from tokensieve.cutting.placement import Cut
 from tokensieve.errors import UserError
 from tokensieve.models.patching import is_patched, replace
@@ -139,9 +139,10 @@ class TowerCuts:
     def sample_ids(self, call: Call, rows: int, device: torch.device) -> Tensor:
         """The index of each row of the batch within the run, (rows,)."""
         expand = self.tower.expand_sample_ids
-        if call.samples is not None:
-            return expand(call.samples.to(device), call.context)
         each = expand(torch.zeros(1), call.context).shape[0]  # a sample may have several images
+        if call.samples is not None:
+            check_sample_count(call.samples, rows // each)
+            return expand(call.samples.to(device), call.context)
         return expand(self.calls.number_samples(rows // each, device), call.context)
 
     def _cut(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:
