@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 from tokensieve import plugins
@@ -85,7 +86,13 @@ class Registry(Mapping[str, D]):
         return name in self._declared
 
 
+_imported: dict[str, ModuleType] = {}  # by name; torch.compile cannot trace an import, so that one is done only once
+
+
 def resolve(name: str) -> Any:
     """The object that "module:attribute" names."""
     module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+    imported = _imported.get(module)
+    if imported is None or imported is not sys.modules.get(module):
+        imported = _imported[module] = import_module(module)
+    return getattr(imported, attribute)
