@@ -125,7 +125,7 @@ class DecoderCuts:
         latest, call = self.calls.latest, self.calls.new_call()
         if latest is not None:
             call.decoder = DecoderCall(features=latest.decoder.features)
-            call.tower = latest.tower
+            call.tower = call.features_pass = latest.features_pass
         return call
 
     # --- image features -----------------------------------------------------------------------------------------
@@ -148,7 +148,8 @@ class DecoderCuts:
             kept, order = kept.sort(dim=1)
             lengths, sizes = [n] * len(features), None if sizes is None else sizes.gather(1, order)
         total = float(torch.cat(tuple(features)).detach().sum(dtype=torch.float64))
-        call.decoder.features = ImageFeatures(lengths, total, kept, sizes)
+        call.decoder.features, call.features_pass = ImageFeatures(lengths, total, kept, sizes), call.tower
+        call.decoder.has_new_features = True
         return out
 
     def _left_by_tower(self, call: Call, images: int, device: torch.device) -> tuple[Tensor, Tensor | None, int] | None:

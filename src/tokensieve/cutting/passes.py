@@ -86,6 +86,7 @@ class Call:
     context: Mapping[str, Any] = field(default_factory=dict)  # view.context of the methods
     layout: Layout | None = None  # of the batch
     tower: Pass | None = None  # None: the first block has not run
+    features_pass: Pass | None = None  # the pass that computed the image features of `decoder`
     entered: set[tuple[int, str]] = field(default_factory=set)  # entries of this call that have started
     running: set[tuple[int, str]] = field(default_factory=set)  # those that have not returned
 

@@ -108,6 +108,20 @@ class Method:
     def __repr__(self) -> str:
         return f"Method({self.name!r})"
 
+    def __copy__(self) -> Method:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Method:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[str], Method], tuple[str]]:
+        """Pickled by its name, as a function is: its declaration may hold what cannot be pickled."""
+        if self.name not in REGISTRY:
+            raise UserError(
+                f"the method {self.name!r} is not registered, so it cannot be pickled; declare it with @method(...)"
+            )
+        return get_method, (self.name,)
+
 
 REGISTRY: Registry[Method] = Registry("method")
 
