@@ -78,26 +78,26 @@ def test_merge_of_equal_tokens_keeps_their_norm():
 def test_rest_merge_joins_the_most_similar_kept_token():
     view = make_view(merged=True)
     random = get_method("random")
-    chosen, settled = decide(random, view, 6), decide(random, view, 6, "merge")
+    chosen, with_rest = decide(random, view, 6), decide(random, view, 6, "merge")
     kept = chosen.index
     for b in range(view.tokens.shape[0]):
         for i in range(view.n):
             cosines = [torch.cosine_similarity(view.tokens[b, i], view.tokens[b, j], dim=0) for j in kept[b]]
             nearest = kept[b].tolist().index(i) if i in kept[b] else int(torch.stack(cosines).argmax())
-            assert settled.groups[b, i] == nearest
-    torch.testing.assert_close(settled.sizes.sum(-1), view.sizes.sum(-1))
+            assert with_rest.groups[b, i] == nearest
+    torch.testing.assert_close(with_rest.sizes.sum(-1), view.sizes.sum(-1))
 
 
 def test_rest_fuse_is_one_more_token_by_softmax_of_scores():
     view, anchor = make_view(), get_method("anchor")
-    chosen, settled = decide(anchor, view, 6), decide(anchor, view, 6, "fuse")
-    out = settled.apply(view.tokens)
+    chosen, with_rest = decide(anchor, view, 6), decide(anchor, view, 6, "fuse")
+    out = with_rest.apply(view.tokens)
     for b in range(view.tokens.shape[0]):
         rest = [i for i in range(view.n) if i not in chosen.index[b]]
         worth = torch.stack([chosen.scores[b, i].exp() for i in rest])
         torch.testing.assert_close(out[b, -1], (worth / worth.sum()) @ view.tokens[b, rest])
-        assert settled.sizes[b, -1] == len(rest)
-        assert settled.index[b, -1] == rest[int(worth.argmax())]
+        assert with_rest.sizes[b, -1] == len(rest)
+        assert with_rest.index[b, -1] == rest[int(worth.argmax())]
 
 
 def test_gate_passes_the_value_forward_and_the_gradient_to_the_scores():

@@ -9,7 +9,7 @@ import pytest
 
 from tokensieve import Plan, UserError
 from tokensieve.errors import PlanError, one_line
-from tokensieve.methods.registry import get_method
+from tokensieve.methods.registry import describe, get_method
 from tokensieve.plan import Budget, Step, Where, as_plan, make_step
 
 TEXTS = [
@@ -186,9 +186,22 @@ def test_plans_are_hashable_values(text):
     plan, same = Plan.parse(text), Plan.parse(text)
     assert plan is not same and plan == same and hash(plan) == hash(same)
     assert {plan: 1}[same] == 1 and len({plan, same, Plan.parse("grid@3:4")}) == 2
-    assert repr(plan) == f"Plan({text!r})" and copy.deepcopy(plan) == plan
+    assert repr(plan) == f"Plan({text!r})" and copy.deepcopy(plan) == plan == copy.copy(plan)
+    restored = pickle.loads(pickle.dumps(plan))
+    assert restored == plan and hash(restored) == hash(plan) and str(restored) == text
+    assert pickle.loads(pickle.dumps(plan.steps)) == plan.steps
     for step in plan.steps:
         assert len({step, step.where, step.budget, step.method}) == 4
+
+
+def test_a_plan_with_a_method_that_is_not_registered_is_copied_but_not_pickled():
+    def unknown(view, keep):
+        """A method for this test."""
+
+    plan = Plan((make_step(describe(unknown), None, Budget.parse("4")),))
+    assert copy.deepcopy(plan) == plan
+    with pytest.raises(UserError, match="'unknown' is not registered, so it cannot be pickled"):
+        pickle.dumps(plan)
 
 
 def test_the_order_of_options_does_not_matter():

@@ -140,6 +140,8 @@ def test_wrong_arguments_of_apply_are_user_errors(arguments, message):
         ({"seed": 1.5}, r"not 1\.5 \(float\)"),
         ({"context": [1]}, r"context is a mapping of names to values, not \[1\] \(list\)"),
         ({"weights": 3}, r"weights are a file, .* not 3 \(int\)"),
+        ({"weights": [3]}, r"weights are a file, .* not \[3\] \(list\)"),
+        ({"weights": {3: torch.nn.Identity()}}, r"weights are a file, .* not \{3: Identity\(\)\} \(dict\)"),
     ],
 )
 def test_wrong_options_of_apply_are_user_errors(tiny_clip, arguments, message):
@@ -148,16 +150,76 @@ def test_wrong_options_of_apply_are_user_errors(tiny_clip, arguments, message):
         tokensieve.apply(model, "anchor@2(k=2,m=4)", **arguments)
 
 
-def test_wrong_types_of_the_other_functions_are_user_errors(tiny_clip):
+TOKENS, ATTENTION = torch.randn(1, 25, 8), torch.nn.MultiheadAttention(8, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tokensieve.apply_pruning_to_model(torch.nn.Linear(2, 2), k_anchors=2.5), "k=2.5 is not a whole number"),
+        (lambda: tokensieve.apply_pruning_to_model(torch.nn.Linear(2, 2), prune_layer="2"), "layers are whole numbers"),
+        (lambda: tokensieve.apply_pruning_to_model(torch.nn.Linear(2, 2), rest="merg"), "rest=merg is not one of"),
+        (lambda: tokensieve.apply_pruning_to_model(3), r"a torch\.nn\.Module, not 3 \(int\)"),
+        (lambda: tokensieve.PrunedVisionEncoder(3), r"a torch\.nn\.Module, not 3 \(int\)"),
+        (lambda: tokensieve.select_anchor_tokens(TOKENS, k=2.5, attention=ATTENTION), "k=2.5 is not a whole number"),
+        (lambda: tokensieve.select_anchor_tokens(3, attention=ATTENTION), r"shape \(B, 1\+N, D\), not 3 \(int\)"),
+        (lambda: tokensieve.select_anchor_tokens(TOKENS[0], attention=ATTENTION), r"not torch\.float32 of shape \(25, 8\)"),
+        (lambda: tokensieve.select_anchor_tokens(TOKENS.long(), attention=ATTENTION), r"not torch\.int64"),
+        (lambda: tokensieve.select_anchor_tokens(TOKENS, attention=3), r"attention is 3 \(int\); pass a block"),
+        (lambda: tokensieve.compute_importance_scores(TOKENS, 3, attention=ATTENTION), r"anchors are .* not 3 \(int\)"),
+        (lambda: tokensieve.compute_diversity_scores("a", torch.zeros(1, 2)), r"tokens are .* not 'a' \(str\)"),
+        (lambda: tokensieve.compute_diversity_scores(TOKENS, torch.zeros(1, 2)), r"\(B, k\), not torch\.float32"),
+        (lambda: tokensieve.compute_diversity_scores(TOKENS, torch.tensor([1])), r"not torch\.int64 of shape \(1,\)"),
+        (lambda: tokensieve.select_tokens_with_scoring([3], attention=ATTENTION), r"tokens are .* not \[3\] \(list\)"),
+        (lambda: tokensieve.apply_token_selection("a"), r"\(B, 1\+N, D\) or \(B, D\), not 'a' \(str\)"),
+        (lambda: tokensieve.apply_token_selection(torch.zeros(2), attention=ATTENTION), r"of shape \(2,\)"),
+        (lambda: tokensieve.TokenAggregation(dim="a"), r"dim is a whole number of at least 1, not 'a' \(str\)"),
+        (lambda: tokensieve.TokenAggregation(keeped_patches=0), "keeped_patches is a whole number of at least 1, not 0"),
+        (lambda: tokensieve.TokenAggregation(dim_ratio="a"), "dim_ratio is a number, not 'a'"),
+        (lambda: tokensieve.TokenSparse(dim=1.5), "dim is a whole number of at least 1, not 1.5"),
+        (lambda: tokensieve.TokenSparse(beta=None), "beta is a number, not None"),
+    ],
+)
+def test_wrong_types_of_the_other_functions_are_user_errors(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 3}, r"samples are a tensor of whole numbers .* not 3 \(int\)"),
+        ({"samples": [1, 2, 3]}, r"not \[1, 2, 3\] \(list\)"),
+        ({"samples": torch.zeros(2)}, r"not torch\.float32 of shape \(2,\)"),
+        ({"samples": torch.ones(2, dtype=torch.bool)}, r"not torch\.bool"),
+        ({"samples": torch.arange(2)[None]}, r"not torch\.int64 of shape \(1, 2\)"),
+        ({"context": 3}, r"context is a mapping of names to values, not 3 \(int\)"),
+    ],
+)
+def test_wrong_options_of_a_call_are_user_errors(tiny_clip, options, message):
     model, _, _ = tiny_clip.make()
-    for make in (
-        lambda: tokensieve.apply_pruning_to_model(model, k_anchors=2.5),
-        lambda: tokensieve.apply_pruning_to_model(model, prune_layer="2"),
-        lambda: tokensieve.apply_pruning_to_model(model, rest="merg"),
-        lambda: tokensieve.select_anchor_tokens(torch.randn(1, 25, 8), k=2.5, attention=torch.nn.MultiheadAttention(8, 2)),
-    ):
-        with pytest.raises(UserError):
-            make()
+    with tokensieve.apply(model, "random@2:4") as handle, pytest.raises(UserError, match=message):
+        handle.call(**options)
+
+
+@pytest.mark.parametrize("plan", ["random@2:4", "random@out:4"])
+def test_samples_are_as_many_as_the_batch_has(tiny_clip, plan):
+    model, _, _ = tiny_clip.make()
+    images = torch.randn(2, 3, 48, 32)
+    with torch.no_grad(), tokensieve.apply(model, plan) as handle:
+        with handle.call(samples=torch.arange(3)), pytest.raises(UserError, match="has 3 indices, but the batch has 2 samples"):
+            model.encode_image(images)
+        with handle.call(samples=torch.tensor([7, 8], dtype=torch.int32)):
+            model.encode_image(images)
+        assert handle.samples is not None and handle.samples.tolist() == [7, 8]
+
+
+def test_an_observer_has_the_methods_of_one(tiny_clip):
+    model, _, _ = tiny_clip.make()
+    with tokensieve.apply(model, "random@2:4") as handle:
+        with pytest.raises(UserError, match=r"plan_work and model_work, or it is None; got 3 \(int\)"):
+            handle.observer = 3
+        handle.observer = None
 
 
 @pytest.mark.slow

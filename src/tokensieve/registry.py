@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 from tokensieve import plugins
@@ -94,6 +95,9 @@ class Registry(Mapping[str, D]):
         return name in self._declared
 
 
+_imported: dict[str, ModuleType] = {}  # by name; torch.compile cannot trace an import, so that one is done only once
+
+
 def resolve(text: str) -> Any:
     """The object that "module:attribute" names.
 
@@ -101,6 +105,14 @@ def resolve(text: str) -> Any:
     needs is left as it is.
     """
     module_name, _, attribute = text.partition(":")
+    module = _imported.get(module_name)
+    if module is None or module is not sys.modules.get(module_name) or not hasattr(module, attribute):
+        module = _imported[module_name] = _import(text, module_name, attribute)
+    return getattr(module, attribute)
+
+
+def _import(text: str, module_name: str, attribute: str) -> ModuleType:
+    """The module of a text "module:attribute", which has that attribute."""
     if not attribute or not module_name or module_name.startswith("."):
         raise UserError(f'{_describe(text)} is not of the form "module:attribute"')
     try:
@@ -109,11 +121,10 @@ def resolve(text: str) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise UserError(f"{_describe(text)} cannot be imported: {one_line(error)}") from error
-    try:
-        return getattr(module, attribute)
-    except AttributeError as error:
+    if not hasattr(module, attribute):
         hint = did_you_mean(attribute, vars(module))
-        raise UserError(f"{_describe(text)} cannot be found: {module_name} has no {attribute!r}.{hint}") from error
+        raise UserError(f"{_describe(text)} cannot be found: {module_name} has no {attribute!r}.{hint}")
+    return module
 
 
 def _describe(text: str) -> str:

@@ -32,30 +32,30 @@ def apply_rest(view: View, chosen: Reduction, rest: str) -> Reduction:
     if rest == "zero" or chosen.k == chosen.n:
         return chosen
     plain = replace(chosen, gate=None)
-    settled = plain
+    with_rest = plain
     if rest != "drop":
-        settled = replace(_merge(view, plain) if rest == "merge" else _fuse(view, plain), anchors=chosen.anchors)
-    return settled if chosen.gate is None else _gated(view, plain, settled, chosen.gate)
+        with_rest = replace(_merge(view, plain) if rest == "merge" else _fuse(view, plain), anchors=chosen.anchors)
+    return with_rest if chosen.gate is None else _gated(view, plain, with_rest, chosen.gate)
 
 
-def _gated(view: View, chosen: Reduction, settled: Reduction, gate: Tensor) -> Reduction:
+def _gated(view: View, chosen: Reduction, with_rest: Reduction, gate: Tensor) -> Reduction:
     """Applies the gate (B, K), whose value is 1: it interpolates between each kept token and what would replace it.
 
     With merge that is the most similar kept token, with fuse the extra token. With drop there is none, and the gate is a factor
     of the token's size. (A factor of the token itself would be undone by the norm before the next block.)
     """
-    rows = settled.weight
+    rows = with_rest.weight
     if rows is None:
-        return replace(settled, sizes=view.sizes_or_ones().gather(1, settled.index) * gate)
+        return replace(with_rest, sizes=view.sizes_or_ones().gather(1, with_rest.index) * gate)
     k = chosen.k
-    if settled.k > k:
+    if with_rest.k > k:
         replacement = rows[:, k:]  # (B, 1, N)
     else:
         kept = chosen.apply(view.tokens)
         similarity = cosine(kept, kept) - 3 * torch.eye(k, device=kept.device)  # a token does not replace itself
         replacement = rows.gather(1, similarity.argmax(-1)[..., None].expand_as(rows))  # (B, K, N)
     own = rows[:, :k] + (gate - 1)[..., None] * (rows[:, :k] - replacement)
-    return replace(settled, weight=torch.cat([own, rows[:, k:]], dim=1))
+    return replace(with_rest, weight=torch.cat([own, rows[:, k:]], dim=1))
 
 
 def _merge(view: View, chosen: Reduction) -> Reduction:

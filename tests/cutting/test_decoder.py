@@ -435,6 +435,22 @@ def test_text_alone_is_the_stock_model() -> None:
         assert torch.equal(stock, model.generate(input_ids=ids, max_new_tokens=4, do_sample=False))
 
 
+@pytest.mark.parametrize("plan", [PLANS[0], PLANS[2]])
+def test_text_alone_has_no_ledger(plan: str) -> None:
+    model, batch, ids = llava(), prompts((1,), (5,)), torch.tensor([[1, 7, 11, 12, 13]])
+    with torch.no_grad(), tokensieve.apply(model, plan) as handle:
+        model(**batch)
+        ledger = handle.ledger
+        assert ledger and handle.kept is not None
+        with pytest.warns(PlanWarning, match="no image"):
+            model(input_ids=ids)
+        assert not handle.ledger and handle.kept is None and handle.reduction is None
+        model.generate(input_ids=ids, max_new_tokens=2)
+        assert not handle.ledger
+        model(**batch)
+        assert handle.ledger == ledger
+
+
 # --- what cannot be done ----------------------------------------------------------------------------------------------
 
 
@@ -462,6 +478,8 @@ def test_models_in_a_state_that_cannot_be_cut() -> None:
             answer(model, batch, cache_implementation="static")
         with pytest.raises(UserError, match="another plan"):
             tokensieve.apply(model, "random@llm.3:10")
+        with pytest.raises(UserError, match="another plan"):
+            tokensieve.apply(model.model.vision_tower, "random@2:10")
         model.config.text_config.sliding_window = model.model.language_model.config.sliding_window = 20
         with pytest.raises(UserError, match="sliding window"):
             model(**batch)

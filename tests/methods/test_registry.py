@@ -1,6 +1,7 @@
 """Every registered method passes the conformance checks; the checks themselves find what they are for."""
 
 import re
+from typing import Literal
 
 import pytest
 import torch
@@ -57,6 +58,44 @@ def test_a_taken_name_is_refused():
         @method(summary="another")
         def grid(view, keep):
             return Reduction.keep(torch.zeros(1, 1, dtype=torch.long), view.n)
+
+
+def word_as_number(view, keep, *, k: int = "a"):
+    return view
+
+
+def number_as_word(view, keep, *, mode: Literal["a", "b"] = 3):
+    return view
+
+
+def without_keep(view, *, power: float = 1.0):
+    return view
+
+
+def one_more(view, keep, power):
+    return view
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (lambda: method(without_keep), r"write @method\(\.\.\.\) with parentheses"),
+        (lambda: method(needs="attention")(one_too_many), r"needs is a tuple of names, such as needs=\('attention',\), not"),
+        (lambda: method(needs=3)(one_too_many), r"needs is a tuple of names, .* not 3 \(int\)"),
+        (lambda: method(needs=("atention",))(one_too_many), "known are"),
+        (lambda: method()(lambda view, keep: view), "'<lambda>' is none; write it as def name"),
+        (lambda: method()(3), r"a method is a function, .* not 3 \(int\)"),
+        (lambda: method()(without_keep), r"called as without_keep\(view, keep\), but its function is without_keep\(view, \*"),
+        (lambda: method()(one_more), r"called as one_more\(view, keep\), but its function is one_more\(view, keep, power\)"),
+        (lambda: method()(word_as_number), r"the option 'k' is 'a' \(str\); it must be a whole number"),
+        (lambda: method()(number_as_word), r"the option 'mode' is 3 \(int\); it must be one of a, b"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(declare, message):
+    before = set(REGISTRY)
+    with pytest.raises(UserError, match=message):
+        declare()
+    assert set(REGISTRY) == before
 
 
 def first_image_for_all(view, keep):

@@ -21,7 +21,7 @@ from tokensieve.embedded.people import attributes, dataset
 from tokensieve.errors import UserError
 from tokensieve.reid import layouts, scan
 from tokensieve.reid.batches import Augment, Balanced, Plain, inputs_of
-from tokensieve.reid.data import ReidData, check, load
+from tokensieve.reid.data import ReidData, check_dataset, load
 from tokensieve.reid.layouts import MODALITIES
 from tokensieve.reid.scan import Shot
 
@@ -32,7 +32,7 @@ def people(tmp_path: Path) -> Path:
 
 
 def test_rgbnt201(people: Path) -> None:
-    assert check("RGBNT201", people) == []
+    assert check_dataset("RGBNT201", people) == []
     for root in (people, people.parent):  # itself, or the folder that holds it
         train, query, gallery = (load("RGBNT201", root, split) for split in ("train", "query", "gallery"))
         assert (train.pids, query.pids, gallery.pids) == ([*TRAIN], [*TEST], [*TEST])
@@ -52,7 +52,7 @@ def test_rgbnt201(people: Path) -> None:
 
 def test_rgbnt100(tmp_path: Path) -> None:
     folder = write_rgbnt100(tmp_path / "RGBNT100")
-    assert check("RGBNT100", folder) == []
+    assert check_dataset("RGBNT100", folder) == []
     for root in (tmp_path, folder, folder / "rgbir"):
         gallery = load("RGBNT100", root, "gallery")
         assert gallery.pids == [*TEST]  # without the junk
@@ -65,7 +65,7 @@ def test_rgbnt100(tmp_path: Path) -> None:
 
 def test_msvr310(tmp_path: Path) -> None:
     folder = write_msvr310(tmp_path / "MSVR310")
-    assert check("MSVR310", tmp_path) == []
+    assert check_dataset("MSVR310", tmp_path) == []
     query = load("MSVR310", folder, "query")
     assert (query.rule, query.cameras) == ("scene", 8)
     assert [(shot.pid, shot.scene, shot.camera) for shot in query.shots] == [(7, 1, 4), (7, 2, 5), (8, 1, 4), (8, 2, 5)]
@@ -89,7 +89,7 @@ def test_embedded_people_are_drawn_where_they_belong(people: Path, monkeypatch: 
         (people / "manifest.json").write_text(json.dumps(dataset._manifest(name)))
         assert load(name, people).pids == [*TRAIN] and len(asked) == 4
     shutil.rmtree(people / "test")
-    assert check("embedded-reid-pretrain", people) == []  # has training identities only
+    assert check_dataset("embedded-reid-pretrain", people) == []  # has training identities only
     assert load("embedded-reid-pretrain", people, "val", 2).pids == [2, 4]
     with pytest.raises(UserError, match="there are train, val"):
         load("embedded-reid-pretrain", people, "query")
@@ -151,7 +151,7 @@ def test_missing_folders_are_told_with_the_nearest_name(people: Path) -> None:
     (people / "test").rename(people / "tests")
     shutil.rmtree(people / "train_171" / "NI")
     (people / "train_171" / "TI").rename(people / "train_171" / "TIR")
-    told = check("RGBNT201", people)
+    told = check_dataset("RGBNT201", people)
     assert told[0].startswith("folders missing: 3 (train_171/NI, train_171/TI Did you mean 'TIR'?, test Did you mean 'tests'?)")
     assert any("shots without a file of NI (NI): 20 (train_171/RGB/000001_cam1_0_00.jpg, " in line for line in told)
     assert any(" and 17 more" in line for line in told)
@@ -165,10 +165,10 @@ def test_no_data_at_all(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"RGBNT100 \(query\).*folders missing: 3.*Li et al., AAAI 2020.*--dataset_root"):
         load("RGBNT100", tmp_path / "nowhere", "query")
     (tmp_path / "rgbnt-201").mkdir()
-    assert "RGBNT201 Did you mean 'rgbnt-201'?" in check("RGBNT201", tmp_path)[0]
+    assert "RGBNT201 Did you mean 'rgbnt-201'?" in check_dataset("RGBNT201", tmp_path)[0]
     for modality in MODALITIES:
         (tmp_path / "empty" / "train_171" / modality).mkdir(parents=True)
-    assert "splits without a shot: 1 (train_171)" in check("RGBNT201", tmp_path / "empty")
+    assert "splits without a shot: 1 (train_171)" in check_dataset("RGBNT201", tmp_path / "empty")
     with pytest.raises(UserError, match="splits without a shot"):
         load("RGBNT201", tmp_path / "empty")
 
@@ -188,7 +188,7 @@ def test_a_shot_that_lacks_a_modality_is_left_out_and_counted(people: Path) -> N
     assert load("RGBNT201", people, "val", 2).incomplete == lost[:1] and load("RGBNT201", people, "query").incomplete == []
     assert len(load("RGBNT201", people, whole=False)) == 20
     assert not load("RGBNT201", people, modalities=["NI"]).notes
-    assert len(check("RGBNT201", people)) == 2
+    assert len(check_dataset("RGBNT201", people)) == 2
     thermal = load("RGBNT201", people, modalities=["TI"])
     assert len(thermal) == 19 and set(thermal.read(0)) == {"TI"}
     with pytest.raises(BrokenImage, match="no file of RGB"):
@@ -207,7 +207,7 @@ def test_misnamed_files_are_told(people: Path) -> None:
     ):
         (folder / name).write_bytes(b"")
     shutil.copy(folder / "000001_cam1_0_00.jpg", folder / "000001_cam1_0_00.png")
-    told = check("RGBNT201", people)
+    told = check_dataset("RGBNT201", people)
     assert any(
         line.startswith("files whose names have no identity and camera: 4 (train_171/RGB/000001-cam1.jpg") for line in told
     )
@@ -223,7 +223,7 @@ def test_faults_of_strips(tmp_path: Path) -> None:
     save(picture(1, size=(256, 128)), folder / "rgbir" / "query" / "0007_c2_0001.jpg")
     (folder / "rgbir" / "query" / "0007_c3_0001.jpg").write_bytes(b"no image")
     save(Image.new("RGB", (768, 128)), folder / "rgbir" / "query" / "00-7_c1_0001.jpg")
-    told = check("RGBNT100", tmp_path)
+    told = check_dataset("RGBNT100", tmp_path)
     assert any(line.startswith("strips that are not 768 x 128 pixels: 2 (query/0007_c2_0001.jpg: 256 x 128, ") for line in told)
     assert any(line.startswith("files whose names have no identity and camera: 1") for line in told)
     query = load("RGBNT100", tmp_path, "query")
@@ -234,7 +234,7 @@ def test_faults_of_strips(tmp_path: Path) -> None:
 def test_faults_between_splits(people: Path, tmp_path: Path) -> None:
     for modality in MODALITIES:
         shutil.copy(people / "train_171" / modality / "000001_cam1_0_00.jpg", people / "test" / modality)
-    assert check("RGBNT201", people) == [
+    assert check_dataset("RGBNT201", people) == [
         "identities both in training and test: 1 (1)",
         "identities with queries that have no right answer (no other camera in the gallery): 1 (1)",
     ]
@@ -244,7 +244,7 @@ def test_faults_between_splits(people: Path, tmp_path: Path) -> None:
         (vehicles / "query3" / "0008" / kind / "0008_s001_v4_000.jpg").rename(
             vehicles / "query3" / "0007" / kind / "0008_s001_v4_000.jpg"
         )
-    assert check("MSVR310", vehicles) == [
+    assert check_dataset("MSVR310", vehicles) == [
         "files in the folder of another identity: 1 (query3/0007/vis/0008_s001_v4_000.jpg)",
         "identities with queries that have no right answer (no other scene in the gallery): 1 (7)",
     ]

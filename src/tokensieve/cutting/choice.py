@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from tokensieve.plan import Step
 from tokensieve.rest import apply_rest, with_merge_options
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Measures the work that a plan adds to a model; set it as `Handle.observer`."""
 

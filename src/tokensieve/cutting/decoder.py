@@ -18,7 +18,7 @@ from tokensieve.core import Question
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.decoder_layers import DecoderLayers
 from tokensieve.cutting.decoder_state import DecoderCall, ImageFeatures, Prompt, check_features, pack_question
-from tokensieve.cutting.passes import Call, Calls, Pass
+from tokensieve.cutting.passes import Call, Calls, Pass, check_sample_count
 from tokensieve.cutting.placement import Cut
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
@@ -125,7 +125,7 @@ class DecoderCuts:
         latest, call = self.calls.latest, self.calls.new_call()
         if latest is not None:
             call.decoder = DecoderCall(features=latest.decoder.features)
-            call.tower = latest.tower
+            call.tower = call.features_pass = latest.features_pass
         return call
 
     # --- image features -----------------------------------------------------------------------------------------
@@ -148,12 +148,15 @@ class DecoderCuts:
             kept, order = kept.sort(dim=1)
             lengths, sizes = [n] * len(features), None if sizes is None else sizes.gather(1, order)
         total = float(torch.cat(tuple(features)).detach().sum(dtype=torch.float64))
-        call.decoder.features = ImageFeatures(lengths, total, kept, sizes)
+        call.decoder.features, call.features_pass = ImageFeatures(lengths, total, kept, sizes), call.tower
+        call.decoder.has_new_features = True
         return out
 
     def _left_by_tower(self, call: Call, images: int, device: torch.device) -> tuple[Tensor, Tensor | None, int] | None:
         """The patches that the tower kept of these images, their sizes, and the number of all patches; None: it kept all."""
         if self.tower is None or not self.tower.is_changed:  # the tower is not cut, so it started no pass
+            if call.samples is not None:
+                check_sample_count(call.samples, images)
             ids = self.calls.number_samples(images, device) if call.samples is None else call.samples.to(device)
             grid = None if self.vlm.tower is None else self.vlm.tower.grid
             call.tower = Pass(samples=ids, grid=grid, has_full_grid=True)

@@ -71,6 +71,8 @@ class DecoderLayers:
         batch, length = x.shape[:2]
         if image_mask is None and record is None:
             if length > 1 and not cached_length(cache, 0):
+                if not state.has_new_features:
+                    call.tower = None  # the images of an earlier call are not part of this one
                 self.chooser.notes.warn(
                     f"{self.plan}: nothing is cut, because the prompt has no image or its features are not recognised"
                 )

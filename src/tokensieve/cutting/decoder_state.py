@@ -69,6 +69,7 @@ class DecoderCall:
     """The state of one call of a vision-language model."""
 
     features: ImageFeatures | None = None
+    has_new_features: bool = False  # this call computed them, not an earlier one
     prompt: Prompt | None = None
     prompt_length: int | None = None  # tokens of the prompt, inside generate()
     labels: Tensor | None = None  # (B, L): tokens with a label are the answer, not the question

@@ -189,6 +189,10 @@ class Handle:
 
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
+        if observer is not None and not isinstance(observer, Observer):
+            raise UserError(
+                f"an observer has the methods plan_work and model_work, or it is None; got {describe_value(observer)}"
+            )
         self._chooser.observer = observer
 
     def restart(self) -> None:
@@ -307,7 +311,10 @@ def apply(
         raise UserError(f"seed is a whole number, not {describe_value(seed)}")
     if context is not None and not isinstance(context, Mapping):
         raise UserError(f"context is a mapping of names to values, not {describe_value(context)}")
-    if not isinstance(weights, (str, Path, list, tuple, Mapping, NoneType)):
+    sources = weights if isinstance(weights, (list, tuple, Mapping)) else ()
+    if not isinstance(weights, (str, Path, list, tuple, Mapping, NoneType)) or not all(
+        isinstance(source, (str, Path)) for source in sources
+    ):
         raise UserError(
             f"weights are a file, a folder, an id on the Hub, several of them or modules, not {describe_value(weights)}"
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 from tokensieve.core import Reduction
 from tokensieve.cutting.decoder_state import DecoderCall
 from tokensieve.cutting.placement import Cut
+from tokensieve.errors import UserError, describe_value
 from tokensieve.models.patching import replace
 from tokensieve.models.tower import Entry, Layout, Undo
 from tokensieve.scoring import Attention
@@ -87,6 +88,7 @@ class Call:
     context: Mapping[str, Any] = field(default_factory=dict)  # view.context of the methods
     layout: Layout | None = None  # of the batch
     tower: Pass | None = None  # None: the first block has not run
+    features_pass: Pass | None = None  # the pass that computed the image features of `decoder`
     entered: set[tuple[int, str]] = field(default_factory=set)  # entries of this call that have started
     running: set[tuple[int, str]] = field(default_factory=set)  # those that have not returned
 
@@ -97,6 +99,30 @@ class CallOptions:
 
     samples: Tensor | None
     context: Mapping[str, Any] | None
+
+    def __post_init__(self) -> None:
+        if self.samples is not None:
+            check_integers("samples", "(B,), one for each sample of the batch", self.samples, dim=1)
+        if self.context is not None and not isinstance(self.context, Mapping):
+            raise UserError(f"context is a mapping of names to values, not {describe_value(self.context)}")
+
+
+def check_integers(name: str, shape: str, value: Any, dim: int) -> None:
+    """Raises a UserError unless the value is a tensor of whole numbers with so many dimensions. shape: for the message."""
+    wanted = f"{name} are a tensor of whole numbers of shape {shape}"
+    if not isinstance(value, Tensor):
+        raise UserError(f"{wanted}, not {describe_value(value)}")
+    is_whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    if not is_whole or value.dim() != dim:
+        raise UserError(f"{wanted}, not {value.dtype} of shape {tuple(value.shape)}")
+
+
+def check_sample_count(samples: Tensor, n: int) -> None:
+    """Raises a UserError unless the samples that the caller set are as many as the batch has."""
+    if len(samples) != n:
+        raise UserError(
+            f"handle.call(samples=...) has {len(samples)} indices, but the batch has {n} samples; give one for each"
+        )
 
 
 class _ThreadState:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
 from tokensieve.cutting.handle import Handle, apply
-from tokensieve.cutting.passes import Row
-from tokensieve.errors import PlanWarning, UserError
+from tokensieve.cutting.passes import Row, check_integers
+from tokensieve.errors import PlanWarning, UserError, describe_value
 from tokensieve.methods import anchor as _anchor
 from tokensieve.methods.registry import get_method
 from tokensieve.models.features import encode_image
@@ -36,16 +36,21 @@ _pruning = threading.RLock()  # one PrunedVisionEncoder at a time has its plan o
 def select_anchor_tokens(tokens: Tensor, k: int = 10, *, attention: Attention | nn.Module) -> Tensor:
     """The k patches that CLS attends to most: (B, 1+N, D) -> (B, k) in raster order."""
     _check_options(k=k)
+    _check_tokens("tokens", tokens)
     return top(_attention_of(attention, tokens).cls_row(), min(k, tokens.shape[1] - 1))
 
 
 def compute_importance_scores(tokens: Tensor, anchors: Tensor, *, attention: Attention | nn.Module) -> Tensor:
     """I: mean attention of each patch to the anchors, as in the whole softmax: (B, N)."""
+    _check_tokens("tokens", tokens)
+    check_integers("anchors", "(B, k)", anchors, dim=2)
     return _anchor.importance(_attention_of(attention, tokens), anchors)
 
 
 def compute_diversity_scores(tokens: Tensor, anchors: Tensor) -> Tensor:
     """D: one minus the cosine to the most similar anchor: (B, N)."""
+    _check_tokens("tokens", tokens)
+    check_integers("anchors", "(B, k)", anchors, dim=2)
     return _anchor.diversity(tokens[:, 1:], anchors)
 
 
@@ -76,8 +81,9 @@ def apply_token_selection(
     A pooled input (B, D) is returned as it is.
     """
     _check_options(k=k, m=m, alpha=alpha, normalize=normalize)
-    if features.dim() == 2:
+    if isinstance(features, Tensor) and features.dim() == 2:
         return features
+    _check_tokens("features", features, " or (B, D)")
     if attention is None:
         raise UserError(
             "apply_token_selection needs the model's own attention for (B, 1+N, D) tokens: pass attention=BLOCK, the block "
@@ -151,6 +157,7 @@ class PrunedVisionEncoder(nn.Module):
 
 def _select(tokens: Tensor, k: int, m: int, alpha: float, attention: Attention | nn.Module, normalize: str) -> Reduction:
     _check_options(k=k, m=m, alpha=alpha, normalize=normalize)
+    _check_tokens("tokens", tokens)
     n = tokens.shape[1] - 1
     if k + m >= n:
         warnings.warn(f"k+m={k + m} is not below the {n} patches: everything is kept", PlanWarning, stacklevel=3)
@@ -161,6 +168,14 @@ def _select(tokens: Tensor, k: int, m: int, alpha: float, attention: Attention |
 
 def _check_options(**options: Any) -> None:
     make_step(get_method("anchor"), options=options)
+
+
+def _check_tokens(name: str, tokens: Any, or_else: str = "") -> None:
+    wanted = f"{name} are a tensor of floating point numbers of shape (B, 1+N, D){or_else}"
+    if not isinstance(tokens, Tensor):
+        raise UserError(f"{wanted}, not {describe_value(tokens)}")
+    if not tokens.is_floating_point() or tokens.dim() != 3 or tokens.shape[1] < 2:
+        raise UserError(f"{wanted}, not {tokens.dtype} of shape {tuple(tokens.shape)}")
 
 
 def _attention_of(attention: Attention | nn.Module, tokens: Tensor) -> Attention:
@@ -176,5 +191,5 @@ def _attention_of(attention: Attention | nn.Module, tokens: Tensor) -> Attention
     if hasattr(attention, "attn") and hasattr(attention, "ln_1"):
         return OpenBlock(attention, prefix=1).attention_at(tokens)
     raise UserError(
-        f"attention is a {type(attention).__name__}; pass a block of the model, an nn.MultiheadAttention or an Attention"
+        f"attention is {describe_value(attention)}; pass a block of the model, an nn.MultiheadAttention or an Attention"
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokensieve.core import Question, View
 from tokensieve.cutting.choice import Chooser
-from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row
+from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sample_count
 from tokensieve.cutting.placement import Cut, ResizedTower
 from tokensieve.errors import UserError
 from tokensieve.models.patching import is_patched, replace
@@ -51,8 +51,8 @@ class TowerCuts:
     def attach(self) -> list[Undo]:
         """Attaches the cuts; running the returned functions in reverse order removes them."""
         undo: list[Undo] = []
-        if not self.is_changed:
-            return undo
+        if not self.is_changed:  # the tower belongs to a model with a plan all the same: mark it, so that it takes no other
+            return [replace(block.module, "forward", block.module.forward) for block in self.tower.blocks[:1]]
         if self.resized is not None and self.tower.resize is not None:
             undo += self.tower.resize(self.resized.size)
         tower, makes_sizes = self.tower, self.chooser.makes_sizes
@@ -159,9 +159,10 @@ class TowerCuts:
     def sample_ids(self, call: Call, rows: int, device: torch.device) -> Tensor:
         """The index of each row of the batch within the run, (rows,)."""
         expand = self.tower.expand_sample_ids
-        if call.samples is not None:
-            return expand(call.samples.to(device), call.context)
         each = expand(torch.zeros(1), call.context).shape[0]  # a sample may have several images
+        if call.samples is not None:
+            check_sample_count(call.samples, rows // each)
+            return expand(call.samples.to(device), call.context)
         return expand(self.calls.number_samples(rows // each, device), call.context)
 
     def _cut(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:

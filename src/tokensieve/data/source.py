@@ -1,6 +1,6 @@
 """A data set ready to be read: samples in batches, for one process or several, with unreadable samples counted.
 
-Several processes share the batches: every batch is made of the same samples whoever reads it, and knows its place in the order.
+Several processes share the batches. A batch has the same samples and the same number whichever process reads it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ class Broken(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What the loader gives: the readable samples of one batch (images and targets are None if there are none), and the others.
+    """One batch of a loader: its readable samples, and a list of the others.
 
-    targets: (B,) or (B,C), or B lists of captions, or what the source's `join` gives
+    images, targets: None if no sample is readable
+    targets: (B,) or (B,C), or B lists of captions, or the second output of the source's `join`
     """
 
     images: Inputs | None
     targets: Any
     broken: list[Broken]
-    number: int  # the batch's index in the order of a single process, which may leave numbers out
-    samples: Tensor  # (B,) int64, one number for each sample, the same whoever reads it and however
+    number: int  # index of the batch in the order of a single process; some numbers may be missing
+    samples: Tensor  # (B,) int64, the number of each sample, which does not depend on batches or processes
 
 
 def stack_samples(images: Sequence[Tensor], targets: Sequence[Any]) -> tuple[Tensor, Any]:
@@ -52,7 +53,7 @@ def stack_samples(images: Sequence[Tensor], targets: Sequence[Any]) -> tuple[Ten
 
 @dataclass
 class Source:
-    """A data set ready to be read: samples are (image tensor, label or list of captions), or what `join` takes, or Broken."""
+    """A data set ready to be read. A sample is (image, label or list of captions), a pair that `join` takes, or Broken."""
 
     samples: Dataset[Any] | Stream
     classes: list[str]
@@ -71,13 +72,13 @@ class Source:
         return None if isinstance(self.samples, Stream) else len(self)
 
     def workers(self, wanted: int) -> int:
-        """The processes that will read, if so many are wanted."""
+        """The number of reading processes, at most `wanted`."""
         return min(wanted, os.cpu_count() or 1, wanted if self.most_workers is None else self.most_workers)
 
     def loader(self, batch_size: int, num_workers: int, pin: bool = False, rank: int = 0, world: int = 1) -> DataLoader[Batch]:
-        """The batches of one of several processes, in the data set's order, that of a stream being made by its workers.
+        """The batches that process `rank` of `world` reads, in the order of the data set; for a stream, in that of its workers.
 
-        All processes together read every batch once, and each batch is what a single process with so many workers would read.
+        Together the processes read every batch once. Each batch is one that a single process with as many workers would read.
         """
         batches: Dataset[Batch]
         if isinstance(self.samples, Stream):
@@ -94,7 +95,7 @@ class Source:
         )
 
     def split(self, proportion: float, generator: torch.Generator) -> tuple[Source, Source]:
-        """The samples in two random subsets, the second of that proportion; sizes and draws are torch's random_split's."""
+        """Two random subsets of the samples, drawn with torch's random_split; `proportion` is that of the second one."""
         if isinstance(self.samples, Stream):
             raise UserError(
                 "a stream of shards has no length to take --val_proportion of: give --val_split with a split of it."
@@ -118,7 +119,7 @@ class Source:
 
 
 def take_first(source: Source, limit: int | None) -> Source:
-    """The first samples of it; without a limit all of them."""
+    """The first `limit` samples of a source; all of them if limit is None."""
     if limit is None:
         return source
     mark = digest([source.fingerprint, limit])
@@ -128,7 +129,7 @@ def take_first(source: Source, limit: int | None) -> Source:
 
 
 class Subset(Dataset[Any]):
-    """Some samples of a data set, which keep their numbers there."""
+    """Some samples of a data set. They keep their numbers in the data set."""
 
     def __init__(self, samples: Any, indices: Sequence[int]) -> None:
         inner = isinstance(samples, Subset)
@@ -143,10 +144,10 @@ class Subset(Dataset[Any]):
 
 
 class Stream:
-    """Samples that come one after another, read first and decoded later: those of another process need not be decoded."""
+    """Samples that are read one after another. Decoding is a separate step, so samples of other processes are not decoded."""
 
     def read_encoded(self) -> Iterator[tuple[int, Any]]:
-        """This worker's samples, still encoded, each with its number."""
+        """The encoded samples of this worker, each with its number."""
         raise NotImplementedError
 
     def decode(self, sample: Any) -> Any:
@@ -168,7 +169,7 @@ class FirstOfStream(Stream):
 
 
 class _Batches(Dataset[Batch]):
-    """One process's batches of a data set with a length: the process takes its turn with the others, batch by batch."""
+    """The batches of one process, from a data set with a length: of `world` batches in a row, it reads the one at `rank`."""
 
     def __init__(self, samples: Any, size: int, rank: int, world: int, join: Any) -> None:
         self.samples, self.size, self.join = samples, size, join
@@ -186,7 +187,7 @@ class _Batches(Dataset[Batch]):
 
 
 class _StreamBatches(IterableDataset[Batch]):
-    """One process's batches of a stream: of every worker's batches the process takes its turn, and does not decode the others.
+    """The batches of one process, from a stream: of `world` batches of a worker in a row, it decodes the one at `rank` only.
 
     A DataLoader reads from its workers in turn, so (turn, worker) is the order in which a single process would get them.
     """
@@ -209,13 +210,13 @@ class _StreamBatches(IterableDataset[Batch]):
 
 
 def worker_number() -> tuple[int, int]:
-    """Which one of how many reading processes this is."""
+    """The index of this reading process, and the number of them."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
 
 
 def collate(samples: Sequence[Any], number: int, names: Sequence[int], join: Any = stack_samples) -> Batch:
-    """One batch of the readable samples, and the list of the others."""
+    """A batch of the readable samples, with a list of the others."""
     broken = [sample for sample in samples if isinstance(sample, Broken)]
     readable = [(name, *sample) for name, sample in zip(names, samples, strict=True) if not isinstance(sample, Broken)]
     if not readable:

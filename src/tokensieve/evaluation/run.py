@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:
     template = args.output or os.path.join(DEFAULT_FOLDER if in_folder else "", results.DEFAULT_OUTPUT)
     device = find_device(args.device, processes.local_rank)
     if processes.size > 1 and any(name.startswith("tfds/") for name in data_registry.dataset_names(args.dataset)):
-        raise UserError("tfds/ data sets share themselves among processes in a way of their own: run them in one process.")
+        raise UserError("tfds/ data sets cannot be read by several processes: run them in one process.")
     warn = WarnOnce(silent=not processes.is_main)
     models = ModelCache(args, device, warn, processes)
 

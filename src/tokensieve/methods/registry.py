@@ -68,6 +68,16 @@ class Option:
             return float(value)
         raise self._error(value if isinstance(value, (str, int, float)) else describe_value(value), name, method)
 
+    def allows_default(self) -> bool:
+        """Whether the default is of the option's type. (A default text may be empty; one in a plan may not.)"""
+        if self.kind is str and not self.choices:
+            return isinstance(self.default, str)
+        try:
+            self.check(self.default, "", "")
+        except UserError:
+            return False
+        return True
+
     def _error(self, value: object, name: str, method: str) -> UserError:
         return UserError(f"{method}: {name}={value} is not {KINDS[self.kind]}; for example {name}={option_text(self.default)}")
 
@@ -108,6 +118,20 @@ class Method:
     def __repr__(self) -> str:
         return f"Method({self.name!r})"
 
+    def __copy__(self) -> Method:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Method:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[str], Method], tuple[str]]:
+        """Pickled by its name, as a function is: its declaration may hold what cannot be pickled."""
+        if self.name not in REGISTRY:
+            raise UserError(
+                f"the method {self.name!r} is not registered, so it cannot be pickled; declare it with @method(...)"
+            )
+        return get_method, (self.name,)
+
 
 REGISTRY: Registry[Method] = Registry("method")
 
@@ -127,7 +151,10 @@ def describe(
     norm: float | None = None,
 ) -> Method:
     """A Method from a function, without registering it; arguments as in `method`."""
-    name = decide.__name__
+    name = _read_name(decide)
+    if not isinstance(needs, (tuple, list)) or not all(isinstance(need, str) for need in needs):
+        example = f"({needs!r},)" if isinstance(needs, str) else '("attention",)'
+        raise UserError(f"{name}: needs is a tuple of names, such as needs={example}, not {describe_value(needs)}")
     unknown = set(needs) - set(NEEDS)
     if unknown:
         raise UserError(f"{name}: needs={sorted(unknown)} is not known; known are {sorted(NEEDS)}")
@@ -146,6 +173,8 @@ def describe(
 
 
 def method(
+    without_parentheses: None = None,
+    /,
     *,
     summary: str = "",
     paper: str = "",
@@ -181,7 +210,8 @@ def method(
         The decorator. It returns the function unchanged.
 
     Raises:
-        UserError: the name is taken by another module, or an option has no default or another type.
+        UserError: the name is taken by another module, the function cannot be called with a view and `keep`, or an option
+            has no default or another type.
 
     Example:
         >>> @tokensieve.method(summary="the tokens with the largest norm")
@@ -190,6 +220,9 @@ def method(
         ...     return Reduction.keep(top(scores, keep), view.n, scores=scores)
         >>> tokensieve.apply(model, "largest@6:50%(power=2.0)")
     """
+
+    if without_parentheses is not None:
+        raise UserError(f"write @method(...) with parentheses, such as @method(); got {describe_value(without_parentheses)}")
 
     def register(decide: Decide) -> Decide:
         declared = describe(
@@ -237,6 +270,22 @@ def list_methods() -> list[Method]:
     return [REGISTRY[name] for name in sorted(REGISTRY)]
 
 
+def _read_name(decide: Callable[..., Reduction]) -> str:
+    """The name of a method's function, which must be one that a plan can write, and that takes a view and `keep`."""
+    name = getattr(decide, "__name__", None)
+    if not callable(decide) or not isinstance(name, str):
+        raise UserError(f"a method is a function, def name(view, keep), not {describe_value(decide)}")
+    if not name.isidentifier():
+        raise UserError(f"a method has the name of its function, and {name!r} is none; write it as def name(view, keep)")
+    signature = inspect.signature(decide)
+    only_named = [each.name for each in signature.parameters.values() if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    try:
+        signature.bind("view", "keep", **dict.fromkeys(only_named))
+    except TypeError:
+        raise UserError(f"{name}: a method is called as {name}(view, keep), but its function is {name}{signature}") from None
+    return name
+
+
 def _read_options(decide: Callable[..., Any]) -> dict[str, Option]:
     """The keyword-only arguments of a method's function, as options."""
     try:
@@ -256,5 +305,11 @@ def _read_options(decide: Callable[..., Any]) -> dict[str, Option]:
             raise UserError(
                 f"{decide.__name__}: the option {name!r} has the type {hint}; use int, float, bool, str or a Literal of words"
             )
-        options[name] = Option(str if choices else hint, default, choices)
+        option = Option(str if choices else hint, default, choices)
+        if not option.allows_default():
+            allowed = f"one of {', '.join(choices)}" if choices else KINDS[hint]
+            raise UserError(
+                f"{decide.__name__}: the default of the option {name!r} is {describe_value(default)}; it must be {allowed}"
+            )
+        options[name] = option
     return options

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, describe_value
 from tokensieve.methods.registry import method
 from tokensieve.scoring import cosine, full_precision, minmax, top
 
@@ -55,6 +55,16 @@ class Sparse:
     scores: Tensor  # (B, N)
 
 
+def _check_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{name} is a whole number of at least 1, not {describe_value(value)}")
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise UserError(f"{name} is a number, not {describe_value(value)}")
+
+
 class TokenSparse(nn.Module):
     """Scores the tokens, keeps the best of them, and fuses the others into one extra token."""
 
@@ -62,6 +72,9 @@ class TokenSparse(nn.Module):
         self, dim: int = 512, sparse_ratio: float = 0.5, beta: float = 0.25, use_gumbel: bool = False, tau: float = 1.0
     ) -> None:
         super().__init__()
+        _check_count("dim", dim)
+        for name, value in {"sparse_ratio": sparse_ratio, "beta": beta, "tau": tau}.items():
+            _check_number(name, value)
         if not 0 < sparse_ratio < 1:
             raise UserError(f"sparse_ratio={sparse_ratio} must be above 0 and below 1; the default is 0.5")
         if not 0 <= beta <= 0.5:
@@ -112,6 +125,9 @@ class TokenAggregation(nn.Module):
 
     def __init__(self, dim: int = 512, keeped_patches: int = 26, dim_ratio: float = 0.2) -> None:
         super().__init__()
+        _check_count("dim", dim)
+        _check_count("keeped_patches", keeped_patches)
+        _check_number("dim_ratio", dim_ratio)
         hidden = max(1, int(dim * dim_ratio))
         self.weight = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keeped_patches))
         self.scale = nn.Parameter(torch.ones(1, 1, 1))

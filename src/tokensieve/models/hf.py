@@ -107,7 +107,7 @@ class HFBlock:
         q, k, v = (split_heads(linear(normed), heads) for linear in (attn.q_proj, attn.k_proj, attn.v_proj))
         if kwargs.get("position_embeddings") is not None:
             cos, sin = kwargs["position_embeddings"]
-            q, k = (self._turned(part, cos, sin).type_as(v) for part in (q, k))
+            q, k = (self._rotate(part, cos, sin).type_as(v) for part in (q, k))
         scale = attn.head_dim**-0.5
         out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
         out = getattr(attn, self.names.out)(out.transpose(1, 2).flatten(2))
@@ -116,7 +116,7 @@ class HFBlock:
     def mlp(self, x: Tensor) -> Tensor:
         return x + self._branch(self.module.mlp(getattr(self.module, self.names.norm2)(x)), 2)
 
-    def _turned(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotary embedding of the patches, pairs half a head apart; prefix tokens have none. (B, H, P+N, d) -> same."""
         first, second = x[:, :, self.prefix :].chunk(2, dim=-1)
         patches = x[:, :, self.prefix :] * cos + torch.cat([-second, first], dim=-1) * sin

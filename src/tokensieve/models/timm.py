@@ -47,7 +47,7 @@ class TimmBlock:
         q, k = attn.q_norm(q), attn.k_norm(k)
         rope = kwargs.get("rope")
         if rope is not None:
-            q, k = (self._turned(part, rope).type_as(v) for part in (q, k))
+            q, k = (self._rotate(part, rope).type_as(v) for part in (q, k))
         groups = getattr(attn, "num_kv_groups", 1)
         if groups > 1:
             k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
@@ -74,7 +74,7 @@ class TimmBlock:
             joint = F.linear(x, attn.qkv.weight, torch.cat((attn.q_bias, attn.k_bias, attn.v_bias)))
         return joint.unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def _turned(self, x: Tensor, rope: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, rope: Tensor) -> Tensor:
         """Rotary embedding of the patches; prefix tokens have none. (B, H, P+N, d) -> same."""
         from timm.layers import apply_rot_embed_cat
 

@@ -246,7 +246,7 @@ class ReidTraining(Training):
             reid_data.load(data.NAMES, data.ROOT_DIR, "train", data.VAL_IDENTITIES, self.MODEL.MODALITIES)
         except UserError as error:
             yield "DATASETS", str(error).replace("--dataset_root", "DATASETS.ROOT_DIR")
-        for problem in reid_data.check(data.NAMES, data.ROOT_DIR, self.MODEL.MODALITIES, strips=False):
+        for problem in reid_data.check_dataset(data.NAMES, data.ROOT_DIR, self.MODEL.MODALITIES, strips=False):
             if problem.startswith(layouts.OVERLAP_MESSAGE):
                 yield "DATASETS", f"{problem}: test results would be measured on training data; remove them from one of the two"
 
@@ -257,7 +257,7 @@ class ReidTraining(Training):
 
         data = self.DATASETS
         if data.NAMES not in layouts.EMBEDDED:
-            for problem in reid_data.check(data.NAMES, data.ROOT_DIR, self.MODEL.MODALITIES):
+            for problem in reid_data.check_dataset(data.NAMES, data.ROOT_DIR, self.MODEL.MODALITIES):
                 yield f"DATASETS: {data.NAMES}: {problem}"
 
     def recipe(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@
     embedded-reid, embedded-reid-pretrain     people drawn by code (embedded/people), in RGBNT201's layout
 
 The identity, the camera and (MSVR310) the scene are read from a file's name; the same name, up to its ending, is the same shot
-in every modality. `check()` lists all that is missing or misnamed; so do the notes of `load()`. `load(split="val")`
+in every modality. `check_dataset()` lists all that is missing or misnamed; so do the notes of `load()`. `load(split="val")`
 gives identities of the training set that are held out for choosing checkpoints. 16-bit and float images, as thermal cameras
 write them, are scaled by their own range.
 """
@@ -148,7 +148,7 @@ def load(
     return ReidData(name, split, shots, max(layout.cameras, cameras), modalities, notes, incomplete, misnamed)
 
 
-def check(
+def check_dataset(
     name: str, root: str | os.PathLike[str] | None = ROOT, modalities: Sequence[str] = MODALITIES, strips: bool = True
 ) -> list[str]:
     """All that is missing or misnamed, a sentence for each kind of fault, with how many there are and some examples.
