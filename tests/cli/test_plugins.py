@@ -108,6 +108,15 @@ def test_results_of_other_thresholds_are_other_sections(evaluate: Run, run: Run)
     assert "toy_threshold 0.25</h2>" in page and "toy_threshold 0.75</h2>" in page
 
 
+def test_a_declared_flag_is_part_of_the_result_and_of_its_key(evaluate: Run) -> None:
+    flags = ["--task", "toy_task", "--skip_existing", "--output", "one.json"]
+    assert "skipped" not in evaluate(*flags).err and "skipped" in evaluate(*flags).err
+    first = json.loads(Path("one.json").read_text())["run"]
+    assert "skipped" not in evaluate(*flags, "--toy_threshold", "0.25").err
+    second = json.loads(Path("one.json").read_text())["run"]
+    assert (first["toy_threshold"], second["toy_threshold"]) == (0.5, 0.25) and first["key"] != second["key"]
+
+
 def test_the_source_of_a_plugin_is_part_of_the_key(evaluate: Run) -> None:
     flags = ["--plan", "toy_first@2:6", "--skip_existing", "--output", "one.json"]
     assert "skipped" not in evaluate(*flags).err and "skipped" in evaluate(*flags).err
