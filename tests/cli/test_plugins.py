@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import toy_plugin
 from tests.support.paths import ROOT
+from tests.support.processes import alone
 from tokensieve.cli import main, parse
 from tokensieve.errors import UserError
 
@@ -193,6 +194,39 @@ def test_a_flag_that_is_taken_is_an_error(run: Run, flag: str, expected: str) ->
     Path("taken.py").write_text("import torch\n" + toy_plugin.TASK.replace("toy_threshold", flag))
     done = run("eval", plugin="taken.py")
     assert done.code == 2 and expected in done.err and done.err.count("\n") == 1
+
+
+SPAWNED = """
+import multiprocessing
+import open_clip
+from tokensieve.cli import main
+from tokensieve.plugins import load_plugin
+from tokensieve.training.loader import read_ahead
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    open_clip.add_model_config({config!r})
+    print([main(words) for words in {commands!r}])
+    print([label for _, label in read_ahead(load_plugin({file!r}).ToyImages(str), 1)])
+"""
+
+
+@pytest.mark.slow
+def test_spawned_workers_read_the_data_of_plugins(tmp_path: Path, tiny_clip: SimpleNamespace, shards: Path) -> None:
+    """As on macOS and Windows, where the workers of a loader start without what the parent has loaded."""
+    (tmp_path / FILE).write_text(toy_plugin.SOURCE)
+    tiny = ["--model", tiny_clip.name, "--pretrained", tiny_clip.weights, "--num_workers", "1", "--batch_size", "4", "--quiet"]
+    data = [["toy_images"], ["embedded", "--limit", "6"], ["wds/c", "--dataset_root", str(shards), "--limit", "6"]]
+    commands = [
+        ["eval", "--plugin", FILE, "--dataset", *words, "--task", "toy_task", *tiny, "--output", f"{number}.json"]
+        for number, words in enumerate(data)
+    ]
+    config = str(Path(tiny_clip.weights).parent / "tiny-clip.json")
+    (tmp_path / "run.py").write_text(SPAWNED.format(config=config, commands=commands, file=FILE))
+    done = alone(["run.py"], tmp_path)
+    assert done.stdout.splitlines() == ["[0, 0, 0]", str([0, 1] * 5)], done.stderr
+    counts = [json.loads((tmp_path / f"{number}.json").read_text())["metrics"]["toy_count"] for number in range(3)]
+    assert counts == [10, 6, 6]
 
 
 @pytest.mark.slow
