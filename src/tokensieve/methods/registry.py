@@ -94,6 +94,7 @@ class Method:
     part: Any = None  # class of its trained module, made as part(**settings); the method reads it from view.part
     mixes: bool = False  # its output tokens are mixtures of many, so that no input token belongs to one of them
     recipe: str = ""  # the command that trains its part
+    control: bool = False  # a baseline that others should beat at the same number of tokens; the report marks it
 
     def __repr__(self) -> str:
         return f"Method({self.name!r})"
@@ -114,6 +115,7 @@ def describe(
     part: Any = None,
     mixes: bool = False,
     recipe: str = "",
+    control: bool = False,
 ) -> Method:
     """A Method from a function, without registering it; arguments as in `method`."""
     name = decide.__name__
@@ -126,7 +128,7 @@ def describe(
             raise UserError(f"{name}: the option 'rest' is added to every selecting method; choose another name")
         options["rest"] = Option(str, "drop", tuple(RESTS))
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
-    return Method(name, decide, summary, paper, tuple(needs), selects, options, check, budget, part, mixes, recipe)
+    return Method(name, decide, summary, paper, tuple(needs), selects, options, check, budget, part, mixes, recipe, control)
 
 
 def method(
@@ -140,6 +142,7 @@ def method(
     part: Any = None,
     mixes: bool = False,
     recipe: str = "",
+    control: bool = False,
 ) -> Callable[[Decide], Decide]:
     """Registers the decorated function as a method that plans can name.
 
@@ -156,6 +159,7 @@ def method(
         part: class of the trained module, an `nn.Module`; the function reads it from `view.part`.
         mixes: every output token is a mixture of many input tokens.
         recipe: the command that trains the part.
+        control: True for a baseline that others should beat at the same number of tokens; the report marks it.
 
     Returns:
         The decorator. It returns the function unchanged.
@@ -183,6 +187,7 @@ def method(
             part=part,
             mixes=mixes,
             recipe=recipe,
+            control=control,
         )
         REGISTRY.add(declared, decide.__module__)
         return decide
