@@ -118,6 +118,14 @@ def test_a_declared_flag_is_part_of_the_result_and_of_its_key(evaluate: Run) -> 
     assert (first["toy_threshold"], second["toy_threshold"]) == (0.5, 0.25) and first["key"] != second["key"]
 
 
+def test_a_task_that_needs_class_names_gets_them(evaluate: Run) -> None:
+    Path("names.json").write_text(json.dumps({"toy_images": ["warm", "cold"]}))
+    flags = ["--dataset", "toy_images", "--custom_classname_file", "names.json", "--dump_classnames", "--output", "one.json"]
+    Path(FILE).write_text(toy_plugin.SOURCE.replace('contents="labels",', 'contents="labels", needs_class_names=True,'))
+    assert evaluate(*flags).code == 0
+    assert json.loads(Path("one.json").read_text())["classnames"] == ["warm", "cold"]
+
+
 def test_the_source_of_a_plugin_is_part_of_the_key(evaluate: Run) -> None:
     flags = ["--plan", "toy_first@2:6", "--skip_existing", "--output", "one.json"]
     assert "skipped" not in evaluate(*flags).err and "skipped" in evaluate(*flags).err

@@ -170,6 +170,7 @@ def _task_context(
             custom_template_file=args.custom_template_file,
             task=job.task,
             annotation_file=args.annotation_file,
+            needs_class_names=TASKS[job.task].needs_class_names,
         )
         if data_registry.contents_of(job.dataset) is None:  # only now it is known
             check_contents(job.dataset, "captions" if opened.captions else "labels", job.task)
