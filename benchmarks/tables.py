@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokensieve.tasks.registry import is_percent
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -27,8 +29,19 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def accuracy(row: dict[str, Any]) -> str:
-    return f"{100 * row['metrics']['acc1']:.1f} ± {100 * row['metrics']['acc1_stderr']:.1f}"
+def number(metric: str, value: float) -> str:
+    """A value of a metric; shares are in percent, as their tasks declare it."""
+    return f"{100 * value:.1f}" if is_percent(metric, None) else f"{value:.3f}"
+
+
+def unit(metric: str) -> str:
+    """What follows the name of a metric in a heading."""
+    return ", %" if is_percent(metric, None) else ""
+
+
+def score(row: dict[str, Any], metric: str = "acc1") -> str:
+    """A metric of a result with its standard error."""
+    return " ± ".join(number(metric, row["metrics"][name]) for name in (metric, f"{metric}_stderr"))
 
 
 def order(row: dict[str, Any]) -> tuple[int, str]:
@@ -44,22 +57,25 @@ def embedded() -> str:
         plan = cut["plan"]
         speed = cut["images_per_second"] / cut["images_per_second_full"]
         tokens, cost = f"{cut['tokens_in']} → {cut['tokens_out']}", f"{cut['gflops']:.2f}"
-        rows.append([f"`{plan}`", tokens, accuracy(row), accuracy(held[plan]), cost, f"{speed:.2f}x"])
-    return table(["plan", "patch tokens", "acc1 seen pairs, %", "acc1 held-out pairs, %", "GFLOPs", "speed-up"], rows)
+        rows.append([f"`{plan}`", tokens, score(row), score(held[plan]), cost, f"{speed:.2f}x"])
+    return table(
+        ["plan", "patch tokens", f"acc1 seen pairs{unit('acc1')}", f"acc1 held-out pairs{unit('acc1')}", "GFLOPs", "speed-up"],
+        rows,
+    )
 
 
 def merge() -> str:
     """rest=merge at 60 and 32 of 196 patches."""
     found = {row["reduction"]["plan"]: row for row in read("embedded_*.json")}
-    rows = [["`none` (196 patches)", accuracy(found["none"]), accuracy(found["none"])]]
+    rows = [["`none` (196 patches)", score(found["none"]), score(found["none"])]]
     for method in ("learned", "anchor", "anchor, all by CLS attention", "grid", "random"):
         cells = []
         for k in (60, 32):
             options = f"k={k},rest=merge" if "CLS" in method else "rest=merge"
-            cells.append(accuracy(found[f"{method.split(',')[0]}:{k}({options})"]))
+            cells.append(score(found[f"{method.split(',')[0]}:{k}({options})"]))
         shown = f"`anchor:K(k=K,rest=merge)`, {method.split(', ')[1]}" if "CLS" in method else f"`{method}:K(rest=merge)`"
         rows.append([shown, *cells])
-    return table(["acc1, %", "K = 60", "K = 32"], rows)
+    return table([f"acc1{unit('acc1')}", "K = 60", "K = 32"], rows)
 
 
 def default_job() -> str:
@@ -69,8 +85,8 @@ def default_job() -> str:
         cut = row["reduction"]
         speed = cut["images_per_second"] / cut["images_per_second_full"]
         tokens = f"{cut['tokens_in']} → {cut['tokens_out']}"
-        rows.append([f"`{cut['plan']}`", tokens, accuracy(row), f"{cut['gflops']:.2f}", f"{speed:.2f}x"])
-    return table(["plan", "patch tokens", "acc1, %", "GFLOPs", "speed-up"], rows)
+        rows.append([f"`{cut['plan']}`", tokens, score(row), f"{cut['gflops']:.2f}", f"{speed:.2f}x"])
+    return table(["plan", "patch tokens", f"acc1{unit('acc1')}", "GFLOPs", "speed-up"], rows)
 
 
 def speed() -> str:
@@ -95,22 +111,18 @@ def throughput() -> str:
     return table([head, "loop / clip_benchmark's", "whole evaluation / clip_benchmark's loop"], rows)
 
 
-def percent(row: dict[str, Any], metric: str) -> str:
-    return f"{100 * row['metrics'][metric]:.1f} ± {100 * row['metrics'][f'{metric}_stderr']:.1f}"
-
-
 def tasks() -> str:
     """The other tasks on the embedded data."""
-    columns = {
-        "retrieval": ("image_retrieval_recall@1", "text_retrieval_recall@1"),
-        "selection": ("acc",),
-        "probe": ("lp_acc1",),
+    columns = {  # by the beginning of the result files: metrics with their headings
+        "retrieval": {"image_retrieval_recall@1": "image recall@1", "text_retrieval_recall@1": "text recall@1"},
+        "selection": {"acc": "selection acc"},
+        "probe": {"lp_acc1": "linear probe acc1"},
     }
     found = {name: {row["reduction"]["plan"]: row for row in read(f"{name}_*.json")} for name in columns}
-    head = ["plan", "image recall@1, %", "text recall@1, %", "selection acc, %", "linear probe acc1, %"]
+    head = ["plan", *(f"{title}{unit(metric)}" for metrics in columns.values() for metric, title in metrics.items())]
     rows = []
     for plan in sorted(found["retrieval"], key=lambda plan: (plan != "none", plan)):
-        cells = [percent(found[name][plan], metric) for name, metrics in columns.items() for metric in metrics]
+        cells = [score(found[name][plan], metric) for name, metrics in columns.items() for metric in metrics]
         rows.append([f"`{plan}`", *cells])
     return table(head, rows)
 
@@ -120,11 +132,8 @@ def captions() -> str:
     metrics = ("Bleu_4", "METEOR", "ROUGE_L", "CIDEr")
     rows = []
     for row in sorted(read("captions_*.json"), key=order):
-        numbers = row["metrics"]
-        rows.append(
-            [f"`{row['reduction']['plan']}`", *(f"{numbers[name]:.3f} ± {numbers[f'{name}_stderr']:.3f}" for name in metrics)]
-        )
-    return table(["plan", *metrics], rows)
+        rows.append([f"`{row['reduction']['plan']}`", *(score(row, metric) for metric in metrics)])
+    return table(["plan", *(f"{metric}{unit(metric)}" for metric in metrics)], rows)
 
 
 def fusion() -> str:
@@ -132,10 +141,10 @@ def fusion() -> str:
     rows = []
     for kind in ("cls", "weighted", "mean"):
         (pruned,), (selected,) = read(f"fusion_pruning_{kind}.json"), read(f"fusion_selection_{kind}.json")
-        rows.append([f"`{kind}`", accuracy(pruned), accuracy(selected)])
+        rows.append([f"`{kind}`", score(pruned), score(selected)])
     (pruned,), (selected,) = read("fusion_pruning_cls.json"), read("fusion_selection_cls.json")
     plans = [row["reduction"]["plan"] for row in (pruned, selected)]
-    return table(["token_fusion", *(f"acc1, %: `{plan}`" for plan in plans)], rows)
+    return table(["token_fusion", *(f"acc1{unit('acc1')}: `{plan}`" for plan in plans)], rows)
 
 
 VARIANTS = {
@@ -216,8 +225,9 @@ REID = {
 
 def _over_seeds(rows: list[dict[str, Any]], metric: str) -> str:
     """Mean and standard error over trainings."""
-    values = [100 * row["metrics"][metric] for row in rows]
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+    values = [row["metrics"][metric] for row in rows]
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{number(metric, statistics.mean(values))} ± {number(metric, error)}"
 
 
 def reid() -> str:
@@ -228,7 +238,9 @@ def reid() -> str:
         cut = found[0]["reduction"]
         cells = [_over_seeds(found, metric) for metric in ("mAP", "rank_1", "mAP_tokens", "mAP_plain")]
         rows.append([title, f"{cut['tokens_in']} → {cut['tokens_out']}", *cells, f"{cut['gflops']:.2f}"])
-    return table(["", "patches", "mAP, %", "rank-1, %", "mAP, tokens alone", "mAP, plain alone", "GFLOPs"], rows)
+    return table(
+        ["", "patches", f"mAP{unit('mAP')}", f"rank-1{unit('rank_1')}", "mAP, tokens alone", "mAP, plain alone", "GFLOPs"], rows
+    )
 
 
 def reid_short() -> str:
@@ -240,7 +252,7 @@ def reid_short() -> str:
         cut = found[0]["reduction"]
         cells = [_over_seeds(found, metric) for metric in ("mAP", "rank_1")]
         rows.append([REID[name], f"{cut['tokens_in']} → {cut['tokens_out']}", *cells, f"{cut['gflops']:.2f}"])
-    return table(["", "patches", "mAP, %", "rank-1, %", "GFLOPs"], rows)
+    return table(["", "patches", f"mAP{unit('mAP')}", f"rank-1{unit('rank_1')}", "GFLOPs"], rows)
 
 
 def reid_modalities() -> str:
@@ -251,8 +263,8 @@ def reid_modalities() -> str:
     for some in found[plans[0]]["run"]["modalities"]:
         name = some.replace(",", "+")
         numbers = [(found[plan]["metrics"][f"mAP_{name}"], found[plan]["metrics"][f"rank_1_{name}"]) for plan in plans]
-        rows.append([name, *(f"{100 * ap:.1f} / {100 * first:.1f}" for ap, first in numbers)])
-    return table(["mAP / rank-1, %", *(f"`{plan}`" for plan in plans)], rows)
+        rows.append([name, *(f"{number('mAP', ap)} / {number('rank_1', first)}" for ap, first in numbers)])
+    return table([f"mAP / rank-1{unit('mAP')}", *(f"`{plan}`" for plan in plans)], rows)
 
 
 def reid_time() -> str:

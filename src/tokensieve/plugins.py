@@ -18,10 +18,11 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tokensieve.errors import UserError, describe_value, one_line
 
@@ -154,6 +155,22 @@ def load_plugin(file: str | Path) -> ModuleType:
 def plugin_files() -> list[str]:
     """The paths of the users' files that were loaded, for processes that have to load them too."""
     return [path for path in _loaded if path.endswith(".py")]
+
+
+class WithPlugins:
+    """A base of what goes to another process: there, the users' files are loaded before its attributes are unpickled.
+
+    A process that is spawned starts without them, so it could not find the classes and functions that they define.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _new_with_plugins, (type(self), plugin_files()), vars(self)  # the attributes come after the call
+
+
+def _new_with_plugins(kind: type[WithPlugins], files: Sequence[str]) -> WithPlugins:
+    for file in files:
+        load_plugin(file)
+    return kind.__new__(kind)
 
 
 def plugin_hashes() -> dict[str, str]:

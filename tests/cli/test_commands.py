@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from PIL import Image
 
 from tests.support import hf_models
 from tokensieve.cli import main
+from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
 
 FEW = ["--limit", "16", "--batch_size", "8", "--num_workers", "0", "--quiet"]
 PLANS = ["--plan", "none", "--compare", "anchor:60(rest=merge)", "learned:60(rest=merge)"]
@@ -101,3 +103,17 @@ def test_show_draws_plans_side_by_side(capsys: pytest.CaptureFixture) -> None:
     assert main(["show", "my photo.png", "embedded:3", *plans, "--output", "drawn.png"]) == 0
     assert capsys.readouterr().out.strip() == "drawn.png"
     assert Image.open("drawn.png").width > 400
+
+
+def bench_toy(args: argparse.Namespace) -> None:
+    print(f"{args.model} is measured by its own type")
+
+
+def test_bench_of_a_model_type_that_has_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    here = __name__
+    MODEL_TYPES.add(ModelType("toy", "a toy", check=f"{here}:check", load=f"{here}:load", bench=f"{here}:bench_toy"))
+    try:
+        assert main(["bench", "--model_type", "toy", "--model", "linear"]) == 0
+    finally:
+        MODEL_TYPES.remove("toy")
+    assert capsys.readouterr().out == "linear is measured by its own type\n"

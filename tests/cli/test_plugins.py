@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import toy_plugin
 from tests.support.paths import ROOT
+from tests.support.processes import alone
 from tokensieve.cli import main, parse
 from tokensieve.errors import UserError
 
@@ -107,6 +108,23 @@ def test_results_of_other_thresholds_are_other_sections(evaluate: Run, run: Run)
     assert run("report", "out", "--images", "0").code == 0
     page = Path("report.html").read_text()
     assert "toy_threshold 0.25</h2>" in page and "toy_threshold 0.75</h2>" in page
+
+
+def test_a_declared_flag_is_part_of_the_result_and_of_its_key(evaluate: Run) -> None:
+    flags = ["--task", "toy_task", "--skip_existing", "--output", "one.json"]
+    assert "skipped" not in evaluate(*flags).err and "skipped" in evaluate(*flags).err
+    first = json.loads(Path("one.json").read_text())["run"]
+    assert "skipped" not in evaluate(*flags, "--toy_threshold", "0.25").err
+    second = json.loads(Path("one.json").read_text())["run"]
+    assert (first["toy_threshold"], second["toy_threshold"]) == (0.5, 0.25) and first["key"] != second["key"]
+
+
+def test_a_task_that_needs_class_names_gets_them(evaluate: Run) -> None:
+    Path("names.json").write_text(json.dumps({"toy_images": ["warm", "cold"]}))
+    flags = ["--dataset", "toy_images", "--custom_classname_file", "names.json", "--dump_classnames", "--output", "one.json"]
+    Path(FILE).write_text(toy_plugin.SOURCE.replace('contents="labels",', 'contents="labels", needs_class_names=True,'))
+    assert evaluate(*flags).code == 0
+    assert json.loads(Path("one.json").read_text())["classnames"] == ["warm", "cold"]
 
 
 def test_the_source_of_a_plugin_is_part_of_the_key(evaluate: Run) -> None:
@@ -279,6 +297,39 @@ def test_help_texts_are_printed_as_they_are(run: Run) -> None:
     assert "5% or 100%d of %(default)s" in run("eval", "--help", plugin="percent.py").out
     assert "a 100% greeting" in run("--help", plugin="percent.py").out
     assert "with vlm anchor@out:50%)" in " ".join(run("bench", "--help", plugin="percent.py").out.split())
+
+
+SPAWNED = """
+import multiprocessing
+import open_clip
+from tokensieve.cli import main
+from tokensieve.plugins import load_plugin
+from tokensieve.training.loader import read_ahead
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("spawn")
+    open_clip.add_model_config({config!r})
+    print([main(words) for words in {commands!r}])
+    print([label for _, label in read_ahead(load_plugin({file!r}).ToyImages(str), 1)])
+"""
+
+
+@pytest.mark.slow
+def test_spawned_workers_read_the_data_of_plugins(tmp_path: Path, tiny_clip: SimpleNamespace, shards: Path) -> None:
+    """As on macOS and Windows, where the workers of a loader start without what the parent has loaded."""
+    (tmp_path / FILE).write_text(toy_plugin.SOURCE)
+    tiny = ["--model", tiny_clip.name, "--pretrained", tiny_clip.weights, "--num_workers", "1", "--batch_size", "4", "--quiet"]
+    data = [["toy_images"], ["embedded", "--limit", "6"], ["wds/c", "--dataset_root", str(shards), "--limit", "6"]]
+    commands = [
+        ["eval", "--plugin", FILE, "--dataset", *words, "--task", "toy_task", *tiny, "--output", f"{number}.json"]
+        for number, words in enumerate(data)
+    ]
+    config = str(Path(tiny_clip.weights).parent / "tiny-clip.json")
+    (tmp_path / "run.py").write_text(SPAWNED.format(config=config, commands=commands, file=FILE))
+    done = alone(["run.py"], tmp_path)
+    assert done.stdout.splitlines() == ["[0, 0, 0]", str([0, 1] * 5)], done.stderr
+    counts = [json.loads((tmp_path / f"{number}.json").read_text())["metrics"]["toy_count"] for number in range(3)]
+    assert counts == [10, 6, 6]
 
 
 @pytest.mark.slow

@@ -163,7 +163,9 @@ def test_caption_sets_are_read_as_clip_benchmark_reads_them(name: str, tmp_path:
     captions = write_caption_set(name, tmp_path)
     language = "eng_Latn" if name.endswith("200") else "en"
     task = data_registry.task_of(name)
-    source = data_registry.build_source(name, to_tensor, root=str(tmp_path), task=task, language=language)
+    source = data_registry.build_source(
+        name, to_tensor, root=str(tmp_path), task=task, language=language, needs_class_names=False
+    )
     theirs = build_dataset(name, root=str(tmp_path), transform=to_tensor, language=language, task=task, download=False)
     (batch,) = source.loader(4, 0)
     assert source.captions and source.size == len(theirs) == 4
@@ -171,7 +173,9 @@ def test_caption_sets_are_read_as_clip_benchmark_reads_them(name: str, tmp_path:
     assert torch.equal(batch.images, torch.stack([theirs[index][0] for index in range(4)]))
 
     write_caption_set(name, tmp_path, broken=2)
-    (batch,) = data_registry.build_source(name, to_tensor, root=str(tmp_path), task=task, language=language).loader(4, 0)
+    (batch,) = data_registry.build_source(
+        name, to_tensor, root=str(tmp_path), task=task, language=language, needs_class_names=False
+    ).loader(4, 0)
     assert batch.targets == [captions[0], captions[1], captions[3]] and batch.samples.tolist() == [0, 1, 3]
     assert [Path(sample.name).name for sample in batch.broken] == ["2.jpg"]
 
@@ -191,7 +195,7 @@ def test_caption_sets_that_are_not_there(name: str, tmp_path: Path, monkeypatch:
 def test_captions_from_a_file_of_ones_own(tmp_path: Path) -> None:
     write_caption_set("flickr8k", tmp_path / "d")
     (tmp_path / "mine.txt").write_text("image,caption\n1.jpg,mine, all mine\n")
-    options = {"root": str(tmp_path / "d"), "task": "zeroshot_retrieval"}
+    options: dict[str, Any] = {"root": str(tmp_path / "d"), "task": "zeroshot_retrieval", "needs_class_names": False}
     source = data_registry.build_source("flickr8k", to_tensor, annotation_file=str(tmp_path / "mine.txt"), **options)
     assert [batch.targets for batch in source.loader(4, 0)] == [[["mine, all mine"]]]
     with pytest.raises(UserError, match=r"--annotation_file nothing.txt: there is no such file"):
@@ -208,7 +212,7 @@ def test_a_data_set_of_several_images_a_sample(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("clip_benchmark.datasets.winoground.WinoGround", lambda root, transform: Pairs())
     monkeypatch.setattr("tokensieve.models.loading.hub.reachable", lambda *hosts: True)
-    source = data_registry.build_source("winoground", to_tensor, task="image_caption_selection")
+    source = data_registry.build_source("winoground", to_tensor, task="image_caption_selection", needs_class_names=False)
     (batch,) = source.loader(4, 0)
     assert source.captions and batch.images.shape == (3, 2, 3, 4, 4) and batch.targets[2] == ["2 one", "2 two"]
 
@@ -217,7 +221,7 @@ def test_retrieval_shards(tmp_path: Path) -> None:
     samples = [{"png": png(picture(i % 6, i)), "txt": f"number {i}\nit is é {i}".encode()} for i in range(5)]
     samples[2]["txt"] = b""
     root = str(write_shards(tmp_path / "d", samples, shards=1, kind="retrieval"))
-    source = data_registry.build_source("wds/mine", to_tensor, root=root, task="zeroshot_retrieval")
+    source = data_registry.build_source("wds/mine", to_tensor, root=root, task="zeroshot_retrieval", needs_class_names=False)
     (batch,) = source.loader(8, 0)
     assert source.captions and batch.targets == [[f"number {i}", f"it is é {i}"] for i in (0, 1, 3, 4)]
     assert [sample.reason for sample in batch.broken] == ["ValueError: it has no caption"]
@@ -228,7 +232,9 @@ def test_labels_without_prompts_are_enough_for_a_linear_probe(tmp_path: Path) ->
     root = write_shards(tmp_path / "d", samples)
     for file in root.glob("*.txt"):
         file.unlink()
-    assert sorted(read(data_registry.build_source("wds/any", to_tensor, root=str(root), task="linear_probe"))[1]) == [
+    assert sorted(
+        read(data_registry.build_source("wds/any", to_tensor, root=str(root), task="linear_probe", needs_class_names=False))[1]
+    ) == [
         0,
         1,
         2,
@@ -269,7 +275,9 @@ def test_the_ranks_together_read_what_one_process_reads(
         (tmp_path / "f/test/2/2.png").write_bytes(b"")
         source = data_registry.build_source("fer2013", to_tensor, root=str(tmp_path / "f"), limit=limit)
     else:
-        source = data_registry.build_source("embedded-captions", to_tensor, limit=limit or 21, task="zeroshot_retrieval")
+        source = data_registry.build_source(
+            "embedded-captions", to_tensor, limit=limit or 21, task="zeroshot_retrieval", needs_class_names=False
+        )
     alone = [everything(batch) for batch in source.loader(4, workers)]
     assert [batch[0] for batch in alone] == sorted({batch[0] for batch in alone})
     assert sum(len(batch[3]) + len(batch[4]) for batch in alone) == (

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from tokensieve import report
+from tokensieve import Reduction, View, method, report
 from tokensieve.cli import parse
 from tokensieve.errors import UserError
+from tokensieve.methods import REGISTRY
 from tokensieve.report import fields, sections
 
 VOID = {"meta", "img", "br"}
@@ -306,6 +307,21 @@ def test_title_and_plots() -> None:
     assert page.count('<svg class="plot"') == 2
     assert any("anchor:60: acc1 55.30 ± 0.79" in word for word in reader.words)
     assert 'class="mark k-none"' in page and 'class="mark k-0"' in page and 'class="error' in page
+
+
+def test_declared_controls_are_marked() -> None:
+    def my_control(view: View, keep: int) -> Reduction:
+        raise NotImplementedError
+
+    method(summary="a control of a plug-in", control=True)(my_control)
+    try:
+        page, _ = page_of(*(result(f"{name}:60") for name in ("anchor", "random", "grid", "pool", "my_control", "unknown")))
+    finally:
+        REGISTRY.remove("my_control")
+    for name in ("random", "grid", "pool", "my_control"):
+        assert f" {name} (control)</span>" in page
+    assert " anchor</span>" in page and " unknown</span>" in page
+    assert '<circle class="mark k-control-0"' in page and '<polygon class="mark k-control-2"' in page
 
 
 def test_many_points_are_numbered() -> None:

@@ -74,9 +74,6 @@ class ToyTask(Task):
     def sources(self):
         return {"test": self.source}
 
-    def settings(self):
-        return {"toy_threshold": self.context.args.toy_threshold}
-
     def batch(self, split, images, targets, encoders):
         return [encode(images)[:, 0].sigmoid().cpu() for encode in encoders]
 

@@ -74,7 +74,13 @@ def context(tiny_clip: SimpleNamespace, folder: Path, tmp_path: Path) -> Callabl
 
         def source(split: str) -> Source:
             return data_registry.build_source(
-                "fer2013", transform, root=str(root), split=split, limit=args.limit, task="linear_probe"
+                "fer2013",
+                transform,
+                root=str(root),
+                split=split,
+                limit=args.limit,
+                task="linear_probe",
+                needs_class_names=False,
             )
 
         cpu = torch.device("cpu")

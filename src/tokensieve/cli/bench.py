@@ -6,9 +6,10 @@ import argparse
 import os
 
 from tokensieve.cli.registry import COMMANDS, Command
-from tokensieve.errors import UserError
 from tokensieve.evaluation.flags import WEIGHTS, model_type_flag
 from tokensieve.flags import integer_in
+from tokensieve.models.loading.registry import MODEL_TYPES
+from tokensieve.registry import resolve
 
 
 def add_bench_flags(parser: argparse.ArgumentParser) -> None:
@@ -42,46 +43,8 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> None:
-    if args.model_type == "vlm":
-        _bench_vlm(args)
-        return
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # before torch is imported: keeps its profiler from logging
-    from tokensieve.measuring import vision
-
-    vision.run(
-        args.model,
-        args.pretrained,
-        args.plan,
-        args.batch_size,
-        args.repeats,
-        args.device,
-        args.output,
-        args.quiet,
-        image_size=args.image_size,
-        model_type=args.model_type,
-        weights=args.weights,
-    )
-
-
-def _bench_vlm(args: argparse.Namespace) -> None:
-    for flag in ("pretrained", "image_size"):
-        if getattr(args, flag):
-            raise UserError(f"--{flag} does not go with --model_type vlm: the model's own weights and image size are measured.")
-    from tokensieve.measuring.vlm import run
-
-    run(
-        args.model,
-        args.plan,
-        args.batch_size,
-        args.repeats,
-        args.new_tokens,
-        args.text_tokens,
-        args.device,
-        args.output,
-        args.quiet,
-        weights=args.weights,
-        crossing=args.break_even,
-    )
+    resolve(MODEL_TYPES.get_or_fail(args.model_type).bench)(args)
 
 
 COMMANDS.add(

@@ -80,7 +80,7 @@ def _open(name: str, transform: Callable[[Any], Tensor], options: SourceOptions)
 
     folder, split, language, template_file = options.folder, options.split, options.language, options.custom_template_file
     downloads = not name.startswith("wds/") and name != "dummy"
-    prompted = options.task == CLASSIFY and not name.startswith("wds/")
+    prompted = options.needs_class_names and not name.startswith("wds/")
     if prompted:
         prompts = Path(builder.__file__).parent.glob("*_zeroshot_classification_templates.json")
         languages = sorted(path.name.split("_")[0] for path in prompts)

@@ -1,4 +1,4 @@
-"""Class names and prompt templates for zero-shot classification: the data's own, or those of JSON files of the user's own."""
+"""Class names and prompt templates for tasks that need them: the data's own, or those of JSON files of the user's own."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tokensieve.registry import Registry, resolve
 if TYPE_CHECKING:
     from tokensieve.data.source import Source
 
-CLASSIFY = "zeroshot_classification"  # the task that needs class names and prompt templates
+CLASSIFY = "zeroshot_classification"  # the task of most data sets with labels
 DEFAULT = "embedded"
 
 
@@ -65,6 +65,7 @@ class SourceOptions:
     annotation_file: str = ""  # captions, where they are in a file of their own
     custom_template_file: str | None = None
     wds_cache_dir: str | None = None
+    needs_class_names: bool = True  # whether the task uses class names and prompts
 
 
 DATASETS: Registry[DatasetSpec] = Registry("data set")
@@ -163,20 +164,24 @@ def build_source(
     custom_template_file: str | None = None,
     task: str = CLASSIFY,
     annotation_file: str = "",
+    needs_class_names: bool = True,
 ) -> Source:
     """The data set of that name, which holds labels or captions, for that task.
 
     root may hold {dataset} and {dataset_cleaned}. limit: only the first samples. annotation_file: the captions of
-    mscoco_captions, flickr30k and flickr8k. Only zero-shot classification needs class names and prompts.
+    mscoco_captions, flickr30k and flickr8k. needs_class_names: whether the task uses class names and prompts;
+    without them, data that has none can be read.
     """
     from tokensieve.data.source import take_first
 
     spec, folder = get_dataset(name), folder_of(name, root)
     if spec.contents not in ("labels", "captions", None):
         raise UserError(f"{name} has {spec.contents}, and the task {task} needs labels or captions.")
-    options = SourceOptions(folder, split, language, task, annotation_file, custom_template_file, wds_cache_dir)
+    options = SourceOptions(
+        folder, split, language, task, annotation_file, custom_template_file, wds_cache_dir, needs_class_names
+    )
     source: Source = resolve(spec.build)(name, transform, options)
-    if task == CLASSIFY:
+    if needs_class_names:
         set_texts(source, name, _bare_name(name), custom_classname_file, custom_template_file)
     source = take_first(source, limit)
     if source.size == 0:

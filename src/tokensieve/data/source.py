@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info, random_split
 
 from tokensieve.errors import UserError
+from tokensieve.plugins import WithPlugins
 from tokensieve.provenance import digest
 
 Inputs = Any  # images: Tensor (B,3,h,w), or (B,n,3,h,w) with n a sample; or tensors by name, as a processor makes them
@@ -168,7 +169,7 @@ class FirstOfStream(Stream):
         return self.stream.decode(sample)
 
 
-class _Batches(Dataset[Batch]):
+class _Batches(WithPlugins, Dataset[Batch]):
     """The batches of one process, from a data set with a length: of `world` batches in a row, it reads the one at `rank`."""
 
     def __init__(self, samples: Any, size: int, rank: int, world: int, join: Any) -> None:
@@ -186,7 +187,7 @@ class _Batches(Dataset[Batch]):
         return collate([self.samples[index] for index in indices], number, names, self.join)
 
 
-class _StreamBatches(IterableDataset[Batch]):
+class _StreamBatches(WithPlugins, IterableDataset[Batch]):
     """The batches of one process, from a stream: of `world` batches of a worker in a row, it decodes the one at `rank` only.
 
     A DataLoader reads from its workers in turn, so (turn, worker) is the order in which a single process would get them.

@@ -31,6 +31,7 @@ from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.evaluation.passes import PassResult, check_broken_share, first_sample, run_pass
 from tokensieve.evaluation.planned_model import Fusion, PlannedModel
 from tokensieve.evaluation.rows import keep_earlier_measurements, make_row, rows_without_model
+from tokensieve.flags import Flag
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.plan import Plan
 from tokensieve.registry import resolve
@@ -120,7 +121,7 @@ def _prepare(
         "amp": args.amp if own_precision else amp,
         "batch_size": args.batch_size,
         "workers": max(streamed) if streamed else None,  # they set the order of a stream
-        **task.settings(),
+        **_task_settings(task, TASKS[job.task].flags, context.args),
         **({"plugins": hashes} if hashes else {}),
     }
     models = [] if args.skip_load else [_planned_model(plan, loaded, args, precision, fusion, task) for plan in job.plans]
@@ -169,6 +170,7 @@ def _task_context(
             custom_template_file=args.custom_template_file,
             task=job.task,
             annotation_file=args.annotation_file,
+            needs_class_names=TASKS[job.task].needs_class_names,
         )
         if data_registry.contents_of(job.dataset) is None:  # only now it is known
             check_contents(job.dataset, "captions" if opened.captions else "labels", job.task)
@@ -189,6 +191,13 @@ def _task_context(
         is_main=is_main,
         file_fields=template_fields(job.model, job.pretrained, job.dataset, job.language, job.task),
     )
+
+
+def _task_settings(task: Task, flags: Sequence[Flag], args: argparse.Namespace) -> dict[str, Any]:
+    """The task's own settings, and the values of its flags that separate results, unless the settings have them."""
+    own = task.settings()
+    declared = {flag.dest: getattr(args, flag.dest) for flag in flags if flag.separates_results}
+    return own | {name: value for name, value in declared.items() if name not in own}
 
 
 def _planned_model(

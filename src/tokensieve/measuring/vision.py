@@ -6,6 +6,7 @@ speed-up that a plan reaches is its realized fraction; the rest is the cost of c
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable
 from fractions import Fraction
@@ -27,12 +28,11 @@ from tokensieve.measuring.tables import print_vision_rows
 from tokensieve.methods.registry import describe
 from tokensieve.models import loading
 from tokensieve.models.features import encode_image
+from tokensieve.models.loading.registry import MODEL_TYPES
 from tokensieve.models.registry import open_tower
 from tokensieve.parts.protocol import Weights
 from tokensieve.parts.resolve import read_weights
 from tokensieve.plan import Budget, Plan, Step, Where
-
-BASE = {"open_clip": "ViT-B-16", "hf": "clip-vit-base-patch16", "timm": "vit_base_patch16_224"}
 
 
 def first(view: View, keep: int) -> Reduction:
@@ -50,6 +50,23 @@ def oracle(handle: Handle) -> Plan:
     return Plan((*image_steps, *steps))
 
 
+def bench(args: argparse.Namespace) -> None:
+    """`tokensieve bench` for models that encode images."""
+    run(
+        args.model,
+        args.pretrained,
+        args.plan,
+        args.batch_size,
+        args.repeats,
+        args.device,
+        args.output,
+        args.quiet,
+        image_size=args.image_size,
+        model_type=args.model_type,
+        weights=args.weights,
+    )
+
+
 def run(
     model: str | None = None,
     pretrained: str = "",
@@ -65,13 +82,13 @@ def run(
 ) -> list[dict[str, Any]]:
     """Measures every plan at every batch size; prints a table, writes JSON to output, returns the rows.
 
-    model: by default the ViT-B/16 of its type; weights: of trained methods, as in apply.
+    model: by default the one that its type declares; weights: of trained methods, as in apply.
     """
     parsed = [Plan.parse(plan) for plan in plans or ["anchor(k=10,m=50)"]]
     if output is not None:
         files.check_writable(Path(output))
     where = find_device(device)
-    model = model or BASE.get(model_type, "")
+    model = model or MODEL_TYPES.get_or_fail(model_type).bench_model
     net = loading.architecture(model, pretrained, image_size, model_type).to(where).eval()
     height, width = open_tower(net).image_size  # raises here if the model cannot be cut
     if weights is not None and not pretrained:  # random weights match no trained part, but the speed is the same

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokensieve import embedded, files, provenance
+from tokensieve import files, provenance
 from tokensieve.device import find_device
+from tokensieve.errors import UserError
 from tokensieve.measuring.break_even import break_even
 from tokensieve.measuring.generation import BATCHES, PLAN, measure, prompts
 from tokensieve.measuring.rounds import detached_handle
 from tokensieve.measuring.tables import print_break_even, print_vlm_rows
 from tokensieve.models.loading import vlm as load_vlm
+from tokensieve.models.loading.registry import MODEL_TYPES
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan
+
+
+def bench(args: argparse.Namespace) -> None:
+    """`tokensieve bench` for vision-language models."""
+    for flag in ("pretrained", "image_size"):
+        if getattr(args, flag):
+            raise UserError(f"--{flag} does not go with --model_type vlm: the model's own weights and image size are measured.")
+    run(
+        args.model,
+        args.plan,
+        args.batch_size,
+        args.repeats,
+        args.new_tokens,
+        args.text_tokens,
+        args.device,
+        args.output,
+        args.quiet,
+        weights=args.weights,
+        crossing=args.break_even,
+    )
 
 
 def run(
@@ -38,7 +61,7 @@ def run(
     if output is not None:
         files.check_writable(Path(output))
     where = find_device(device)
-    name = model or embedded.LLAVA
+    name = model or MODEL_TYPES["vlm"].bench_model
     net = load_vlm.load(name, where).model
     about = {"model": name, "model_type": "vlm", "device": str(where)}
     rows, points = [], []

@@ -46,20 +46,20 @@ def none(view: View, keep: int) -> Reduction:
     return Reduction.keep(everything, view.n)
 
 
-@method(summary="random patches, different for each image")
+@method(summary="random patches, different for each image", control=True)
 def random(view: View, keep: int) -> Reduction:
     """The patches with the largest random numbers. The choice for an image does not depend on its batch."""
     return Reduction.keep(top(view.noise(), keep), view.n)
 
 
-@method(summary="patches evenly spread over the image, the same ones for each image")
+@method(summary="patches evenly spread over the image, the same ones for each image", control=True)
 def grid(view: View, keep: int) -> Reduction:
     """The middle patch of each of K compact cells."""
     chosen = centres(view.grid, cells(view.grid, view.n, keep), keep).to(view.tokens.device)
     return Reduction.keep(chosen.expand(view.tokens.shape[0], -1), view.n)
 
 
-@method(summary="neighbouring patches averaged: K compact cells", selects=False, norm=0.0)
+@method(summary="neighbouring patches averaged: K compact cells", selects=False, norm=0.0, control=True)
 def pool(view: View, keep: int) -> Reduction:
     """The size-weighted mean of each of K compact cells."""
     cell = cells(view.grid, view.n, keep)

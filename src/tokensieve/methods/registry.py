@@ -107,6 +107,7 @@ class Method:
     mixes: bool = False  # its output tokens are mixtures of many, so that no input token belongs to one of them
     recipe: str = ""  # the command that trains its part
     norm: float | None = None  # the default of the option `norm`; None: the method merges nothing by itself
+    control: bool = False  # a baseline that others should beat at the same number of tokens; the report marks it
     on_image: bool = False  # acts on the image: decide is (image size, patch size, **options) -> image size, each (h, w)
 
     @property
@@ -149,6 +150,7 @@ def describe(
     mixes: bool = False,
     recipe: str = "",
     norm: float | None = None,
+    control: bool = False,
 ) -> Method:
     """A Method from a function, without registering it; arguments as in `method`."""
     name = _read_name(decide)
@@ -169,7 +171,7 @@ def describe(
         raise UserError(f"{name}: the option {taken!r} is added to every {kind} method; choose another name")
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
     about = (name, decide, summary, paper, tuple(needs), selects, options | added)
-    return Method(*about, check, budget, part, mixes, recipe, norm)
+    return Method(*about, check, budget, part, mixes, recipe, norm, control)
 
 
 def method(
@@ -186,6 +188,7 @@ def method(
     mixes: bool = False,
     recipe: str = "",
     norm: float | None = None,
+    control: bool = False,
 ) -> Callable[[Decide], Decide]:
     """Registers the decorated function as a method that plans can name.
 
@@ -205,6 +208,7 @@ def method(
         recipe: the command that trains the part.
         norm: of methods that merge (`Reduction.merge`): the default of the option `norm`, with which averaged tokens get their
             norm back: 0 for plain means.
+        control: True for a baseline that others should beat at the same number of tokens; the report marks it.
 
     Returns:
         The decorator. It returns the function unchanged.
@@ -237,6 +241,7 @@ def method(
             mixes=mixes,
             recipe=recipe,
             norm=norm,
+            control=control,
         )
         REGISTRY.add(declared, decide.__module__)
         return decide

@@ -9,9 +9,10 @@ from typing import Any
 from tokensieve.tasks.registry import TASKS
 
 Result = Mapping[str, Any]
-CONTROLS = {"none": "full model", "random": "random (control)", "grid": "grid (control)", "pool": "pool (control)"}
+FULL = "none"  # the method that changes nothing
 NOTHING = "–"  # where there is no value
 COLOURS = 7  # classes k-0 to k-6 of the style
+SHAPES = 3  # of controls: classes k-control-0 to k-control-2
 
 
 def plan_text(result: Result) -> str:
@@ -62,10 +63,27 @@ def method_name(result: Result) -> str:
 
 
 def mark_kind(result: Result, rows: Sequence[Result]) -> str:
-    """The control that a result is, or the number of its method's colour."""
-    methods = list(dict.fromkeys(method_name(row) for row in rows if method_name(row) not in CONTROLS))
-    method = method_name(result)
-    return method if method in CONTROLS else str(methods.index(method) % COLOURS)
+    """none for the full model, control-N with the number of the shape of a control, or the number of the method's colour."""
+    controls, method = _controls(), method_name(result)
+    if method == FULL:
+        return FULL
+    if method in controls:
+        return f"control-{controls.index(method) % SHAPES}"
+    methods = list(dict.fromkeys(method_name(row) for row in rows if method_name(row) not in (FULL, *controls)))
+    return str(methods.index(method) % COLOURS)
+
+
+def method_label(result: Result) -> str:
+    """The method in a legend."""
+    name = method_name(result)
+    return "full model" if name == FULL else f"{name} (control)" if name in _controls() else name
+
+
+def _controls() -> list[str]:
+    """The methods that are declared as controls, in the order of their declarations."""
+    from tokensieve.methods import REGISTRY
+
+    return [method.name for method in REGISTRY.values() if method.control]
 
 
 def flatten_values(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ svg .grid{stroke:var(--line);stroke-width:1}svg text{fill:var(--ink);font-size:1
 svg .label{font-size:11px;paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}
 svg .frontier{fill:none;stroke:var(--soft);stroke-width:1.5;stroke-dasharray:5 4}
 svg .mark{stroke:var(--paper);stroke-width:1}svg .error{stroke:var(--soft);stroke-width:1.2;fill:none}
-svg .mark.k-none,svg .mark.k-random,svg .mark.k-grid,svg .mark.k-pool{fill:var(--paper);stroke:var(--ink);stroke-width:1.6}
+svg .mark.k-none,svg .mark[class*=k-control]{fill:var(--paper);stroke:var(--ink);stroke-width:1.6}
 svg .mark.k-none{fill:var(--ink)}
 svg .mark.k-0{fill:var(--c0)}svg .mark.k-1{fill:var(--c1)}svg .mark.k-2{fill:var(--c2)}svg .mark.k-3{fill:var(--c3)}
 svg .mark.k-4{fill:var(--c4)}svg .mark.k-5{fill:var(--c5)}svg .mark.k-6{fill:var(--c6)}

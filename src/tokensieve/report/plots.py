@@ -21,7 +21,7 @@ class Point:
     error: float | None  # standard error of y
     label: str  # short, beside the point
     tooltip: str  # shown when the pointer is over the point
-    kind: str  # none, random, grid, pool: the controls; else the method's place in the order of colours: "0", "1", ...
+    kind: str  # "none": the full model; "control-0", ...: a control of that shape; "0", "1", ...: a method of that colour
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
@@ -97,11 +97,11 @@ def _line(cls: str, x1: float, y1: float, x2: float, y2: float) -> str:
 
 
 def _mark(kind: str, x: float, y: float) -> str:
-    """Controls are hollow, each of its own shape; methods are filled circles."""
+    """Controls are hollow: a circle, a square or a triangle; the full model is a diamond, methods are filled circles."""
     corners: dict[str, list[tuple[float, float]]] = {
         "none": [(0, -6), (6, 0), (0, 6), (-6, 0)],
-        "grid": [(-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5)],
-        "pool": [(0, -5.5), (5.5, 4.5), (-5.5, 4.5)],
+        "control-1": [(-4.5, -4.5), (4.5, -4.5), (4.5, 4.5), (-4.5, 4.5)],
+        "control-2": [(0, -5.5), (5.5, 4.5), (-5.5, 4.5)],
     }
     if kind in corners:
         around = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners[kind])

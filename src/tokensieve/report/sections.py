@@ -12,12 +12,12 @@ from tokensieve.evaluation.flags import eval_flags
 from tokensieve.report import plots
 from tokensieve.report.commands import render_settings
 from tokensieve.report.fields import (
-    CONTROLS,
     NOTHING,
     Result,
     main_metric,
     mapping_at,
     mark_kind,
+    method_label,
     method_name,
     number_of,
     plan_label,
@@ -144,7 +144,7 @@ def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
             figures.append(
                 f"<p class='soft'>No plot over {escape(across.split(',')[0])}: it was not measured in these runs.</p>"
             )
-    kinds = dict.fromkeys((mark_kind(row, rows), CONTROLS.get(method_name(row), method_name(row))) for row in rows)
+    kinds = dict.fromkeys((mark_kind(row, rows), method_label(row)) for row in rows)
     legend = "".join(f"<span>{plots.legend_mark(kind)} {escape(word)}</span>" for kind, word in kinds)
     legend += f"<span>{plots.legend_mark('frontier')} best at its cost</span>"
     numbered = "; numbers are those of the table" if len(rows) > WORDS else ""

@@ -71,7 +71,10 @@ class Task:
         raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
-        """What the metrics depend on besides model, plan, data and the settings of all tasks. Part of the result's key."""
+        """What the metrics depend on besides model, plan, data and the settings of all tasks. Part of the result's key.
+
+        Flags that separate results are added to it. A task returns one of them only to store another value than the given one.
+        """
         return {}
 
     def counts(self, records: dict[str, list[Record]]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class TaskSpec:
     flags_title: str = ""  # heading of the flags in the help; default: the name
     model_type: str | None = None  # the only type of model that it can use; None: any model that encodes images
     model_description: str = ""  # of such models, for messages: "a vision-language model answers questions"
+    needs_class_names: bool = False  # its data must have class names and prompts; --custom_classname_file replaces them
     own_precision: bool = False  # runs in the precision of the model's weights; autocast only with --amp
     runs_without_model: bool = False  # with --skip_load, from what an earlier run stored
     default_plans: str | None = None  # "module:function", (model) -> (plans, notes): what is compared where no plan is given

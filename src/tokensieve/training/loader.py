@@ -10,11 +10,26 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from tokensieve.plugins import WithPlugins
+
+
+class _Items(WithPlugins, Dataset[Any]):
+    """The items of a data set, whose class may be a plug-in's."""
+
+    def __init__(self, items: Dataset[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
 
 def read_ahead(batches: Dataset[Any], workers: int, each: int | None = None) -> Iterator[Any]:
     """The items, in order, of a data set of batches. each: how many a worker reads ahead."""
     loader: DataLoader[Any] = DataLoader(
-        batches,
+        _Items(batches),
         batch_size=None,
         num_workers=workers,
         worker_init_fn=leave_process_group,

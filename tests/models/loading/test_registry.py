@@ -37,9 +37,10 @@ def toy() -> Iterator[None]:
 @pytest.mark.parametrize("name", MODEL_TYPES)
 def test_declarations_are_whole(name: str) -> None:
     kind = MODEL_TYPES[name]
-    named = (kind.check, kind.load, kind.architecture, kind.default_pretrained, kind.is_model_name)
+    named = (kind.check, kind.load, kind.architecture, kind.bench, kind.default_pretrained, kind.is_model_name)
     assert all(callable(resolve(function)) for function in named if function)
     assert kind.summary and (kind.default_model or kind.example)
+    assert kind.bench_model or kind.architecture is None
 
 
 def test_a_model_type_of_a_plug_in(toy: None) -> None:

@@ -17,6 +17,8 @@ class ModelType:
     check: str  # (model, pretrained) -> None; a UserError if there is no such model or no such weights; loads nothing
     load: str  # (model, *, pretrained, cache_dir, device, dtype) -> Loaded; a UserError where check gives one
     architecture: str | None = None  # (model, pretrained, image_size, cache_dir) -> the bare model, for bench
+    bench: str = "tokensieve.measuring.vision:bench"  # (arguments of `bench`) -> None: measures plans on its models
+    bench_model: str = ""  # measured where --model is not given
     default_model: str | None = None  # used where --model is not given
     default_pretrained: str | None = None  # (model) -> weights used where --pretrained is not given; None: always ""
     example: str = ""  # of types without a default model: what to type
@@ -34,6 +36,7 @@ MODEL_TYPES.add(
         check=f"{LOADING}.open_clip:check_model",
         load=f"{LOADING}.open_clip:load",
         architecture=f"{LOADING}.open_clip:architecture",
+        bench_model="ViT-B-16",
         default_model=embedded.MODEL,
         default_pretrained=f"{LOADING}.open_clip:default_weights",
         takes_pairs=True,
@@ -58,6 +61,7 @@ MODEL_TYPES.add(
         check=f"{LOADING}.hf:check_model",
         load=f"{LOADING}.hf:load",
         architecture=f"{LOADING}.hf:architecture",
+        bench_model="clip-vit-base-patch16",
         example="--model openai/clip-vit-base-patch16, or a folder with such a model",
     ),
     origin=__name__,
@@ -69,6 +73,7 @@ MODEL_TYPES.add(
         check=f"{LOADING}.timm:check_model",
         load=f"{LOADING}.timm:load",
         architecture=f"{LOADING}.timm:architecture",
+        bench_model="vit_base_patch16_224",
         example="--model vit_base_patch16_224.augreg2_in21k_ft_in1k",
     ),
     origin=__name__,
@@ -79,6 +84,8 @@ MODEL_TYPES.add(
         f"{embedded.LLAVA}, a folder, or an id on the Hub; the revision on the Hub, '' for the main one",
         check=f"{LOADING}.vlm:check_model",
         load=f"{LOADING}.vlm:load",
+        bench="tokensieve.measuring.vlm:bench",
+        bench_model=embedded.LLAVA,
         default_model=embedded.LLAVA,
         is_model_name=f"{LOADING}.vlm:is_embedded",
     ),

@@ -97,13 +97,10 @@ class LinearProbeTask(Task):
         return str(self.kept.only("weights", self._known()))
 
     def settings(self) -> dict[str, Any]:
-        args = self.context.args
-        names = ("train_split", "val_split", "val_proportion", "fewshot_k", "fewshot_epochs", "fewshot_lr", "normalize")
-        made = {name: getattr(args, name) for name in names}
-        if args.skip_load:  # those of the run that kept the features
-            readers = [self.kept.only("workers", {**self._known(), **self._place(split)}) for split in self.splits]
-            made["workers"] = max((count for count in readers if count is not None), default=None)
-        return made
+        if not self.context.args.skip_load:
+            return {}
+        readers = [self.kept.only("workers", {**self._known(), **self._place(split)}) for split in self.splits]
+        return {"workers": max((count for count in readers if count is not None), default=None)}  # of the run that kept them
 
     def batch(self, split: str, images: Tensor, targets: Any, encoders: Sequence[Encode]) -> list[Record]:
         if not isinstance(targets, Tensor) or targets.dim() != 1:

@@ -72,8 +72,7 @@ class VqaTask(Task):
         return {"test": self.source}
 
     def settings(self) -> dict[str, Any]:
-        args = self.context.args
-        return {"max_new_tokens": args.max_new_tokens, "vqa_prompt": self.template, "blind": args.blind}
+        return {"vqa_prompt": self.template}
 
     def _answer(self, model: Any, inputs: Mapping[str, Tensor]) -> list[str]:
         return answer(model, self.processor, inputs, self.context.args.max_new_tokens)

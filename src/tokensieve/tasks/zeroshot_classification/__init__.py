@@ -30,6 +30,7 @@ TASKS.add(
                 repeats=True,
             ),
         ),
+        needs_class_names=True,
         order=10,
     ),
     origin=__name__,
