@@ -123,8 +123,13 @@ def test_compare_puts_every_plan_into_its_own_file(run: Run) -> None:
     assert none["tokens_in"] == none["tokens_out"] == 24
     assert none["gflops"] == none["gflops_full"] == by_plan["random:6"]["reduction"]["gflops_full"]
     assert none["images_per_second"] == by_plan["random:6"]["reduction"]["images_per_second_full"]
-    for text in ("24 -> 24", "24 -> 6", "GFLOPs", "images/s", "speed-up", "acc1", "±", "anchor(k=2,m=4)"):
+    for text in ("24 -> 24", "24 -> 6", "GFLOPs", "lost", "speed-up", "acc1", "±", "anchor(k=2,m=4)"):
         assert text in done.out
+    for plan in ("random:6", "anchor(k=2,m=4)"):
+        lost = by_plan["none"]["metrics"]["acc1"] - by_plan[plan]["metrics"]["acc1"]
+        assert by_plan[plan]["reduction"]["lost"] == pytest.approx(lost, abs=1e-12)
+    assert "lost" not in none and all(len(line) <= 80 for line in done.out.splitlines() if "->" in line)
+    assert "images/s" in run("--plan", "random:6", quiet=False).out  # there is nothing to compare with
 
 
 def test_a_plan_alone_gives_the_numbers_it_gives_beside_others(run: Run) -> None:

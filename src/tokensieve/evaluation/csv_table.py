@@ -24,6 +24,8 @@ REDUCTION = (
     "tokens_out",
     "token_fusion",
     "token_fusion_weight",
+    "lost",
+    "lost_stderr",
     "gflops",
     "gflops_full",
     "gflops_llm",

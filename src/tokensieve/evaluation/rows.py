@@ -12,7 +12,8 @@ from tokensieve.data.source import Source
 from tokensieve.evaluation import results
 from tokensieve.evaluation.jobs import Job
 from tokensieve.plan import Plan
-from tokensieve.tasks.base import Record, Task
+from tokensieve.tasks.base import Record, SampleScores, Task
+from tokensieve.tasks.statistics import grouped_stderr
 
 
 def rows_without_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
@@ -31,6 +32,21 @@ def keep_earlier_measurements(row: dict[str, Any], file: Path) -> dict[str, Any]
     if now["applied"] is None:  # there was no model to measure
         return {**row, "reduction": earlier}
     return {**row, "reduction": {**earlier, **{name: value for name, value in now.items() if value is not None}}}
+
+
+def add_losses(rows: Sequence[dict[str, Any]], scores: Sequence[SampleScores | None]) -> None:
+    """Adds to every result what its plan loses of the main metric against the full model, sample by sample in the same run.
+
+    `lost` is the mean of the differences and `lost_stderr` its standard error: smaller than that of two separate runs, since
+    both plans see the same samples.
+    """
+    full = next((score for row, score in zip(rows, scores, strict=True) if row["reduction"]["plan"] == "none"), None)
+    if full is None:
+        return
+    for row, score in zip(rows, scores, strict=True):
+        if score is not None and row["reduction"]["plan"] != "none":
+            lost = full.values - score.values
+            row["reduction"] |= {"lost": float(lost.mean()), "lost_stderr": grouped_stderr(lost, full.groups)}
 
 
 def make_row(

@@ -30,7 +30,7 @@ from tokensieve.evaluation.jobs import Job, template_fields
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.evaluation.passes import PassResult, check_broken_share, first_sample, run_pass
 from tokensieve.evaluation.planned_model import Fusion, PlannedModel
-from tokensieve.evaluation.rows import keep_earlier_measurements, make_row, rows_without_model
+from tokensieve.evaluation.rows import add_losses, keep_earlier_measurements, make_row, rows_without_model
 from tokensieve.flags import Flag
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.plan import Plan
@@ -279,9 +279,10 @@ def _make_rows(
         reductions = summarise_reductions(prepared.models, prepared.full, sample, task.tokens(sample), task.language_model())
     marks = prepared.fingerprints
     repeated = {flag.dest: getattr(args, flag.dest) for flag in repeated_flags() if getattr(args, flag.dest) != flag.default}
-    rows = []
+    rows, scores = [], []
     for plan, reduction in zip(map(str, prepared.plans), reductions, strict=True):
         records, samples, n_broken = _records_of(plan, passes, args, job)
+        scores.append(task.sample_scores(records))
         run = {
             "versions": provenance.versions(),
             **prepared.settings,
@@ -298,6 +299,7 @@ def _make_rows(
             "key": prepared.result_keys[plan],
         }
         rows.append(make_row(job, task, records, reduction, run, args, data))
+    add_losses(rows, scores)
     return rows
 
 

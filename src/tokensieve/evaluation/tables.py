@@ -10,7 +10,8 @@ from typing import Any
 
 
 def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image") -> None:
-    """One line for each plan: tokens, metric, FLOPs, speed."""
+    """One line for each plan: tokens, metric, what is lost of it, FLOPs, speed. The full model first, then the best plan."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -20,12 +21,13 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
     model = f"{first['model']} ({weights})" if weights else first["model"]
     headline = f" by {run['headline']}" if "headline" in run else ""
     title = f"{model} on {first['dataset']}{headline}, {run['n_samples']} {unit}s"
-    table = Table(title=f"{title}, {run['device']}, {run['dtype']}", title_justify="left")
+    table = Table(title=f"{title}, {run['device']}, {run['dtype']}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0))
     table.add_column("plan", overflow="fold", min_width=12)
     head = metric if len(metric) <= 16 else metric.replace("_", "\n")
-    for name in ("tokens", head, "GFLOPs", f"{unit}s/s", "speed-up"):
+    has_losses = any("lost" in row["reduction"] for row in rows)
+    for name in ("tokens", head, "lost" if has_losses else f"{unit}s/s", "GFLOPs", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["reduction"]["plan"] != "none", -_number(row["metrics"][metric]))):
         done, numbers = row["reduction"], row["metrics"]
         plan = f"{done['plan']} (not applied)" if done["applied"] is False and done["plan"] != "none" else done["plan"]
         tokens = "-" if done["tokens_in"] is None else f"{done['tokens_in']} -> {done['tokens_out']}"
@@ -34,8 +36,8 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
             plan,
             tokens,
             _with_error(numbers, metric),
+            _lost(done) if has_losses else "-" if speed is None else f"{speed:.1f}",
             "-" if done["gflops"] is None else f"{done['gflops']:.3g}",
-            "-" if speed is None else f"{speed:.1f}",
             "-" if speed is None or full is None else f"{speed / full:.2f}x",
         )
     Console().print(table)
@@ -66,6 +68,14 @@ def print_files(files: Sequence[Path]) -> None:
         console.print(f"{len(files)} results in the folder {folder}:", markup=False, highlight=False, soft_wrap=True)
         for file in files:
             console.print(f"  {file.name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _lost(reduction: dict[str, Any]) -> str:
+    return f"{reduction['lost']:.3f} ± {reduction['lost_stderr']:.3f}" if "lost" in reduction else ""
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else -math.inf
 
 
 def _with_error(numbers: dict[str, Any], metric: str) -> str:

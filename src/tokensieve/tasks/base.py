@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,13 @@ from tokensieve.models.registry import open_tower
 # images (B,3,h,w) -> features (B,E) under one plan, or what the task's `run` returns; timed=False leaves it out of the times
 Encode = Callable[..., Any]
 Record = Any  # what is kept of one batch under one plan: CPU tensors and plain values, small
+
+
+class SampleScores(NamedTuple):
+    """The main metric of each sample."""
+
+    values: Tensor  # (n,), in the order of the data
+    groups: Tensor  # (n,), samples of one group are not independent of each other
 
 
 @dataclass
@@ -98,6 +105,10 @@ class Task:
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         """The metrics of one plan, with standard errors as NAME_stderr, from the records of every pass in order."""
         raise NotImplementedError
+
+    def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores | None:
+        """The main metric of every sample under one plan, by which plans of a run are compared. None: a sample has none."""
+        return None
 
     def tokens(self, sample: Inputs) -> int | None:
         """The number of tokens of a sample's image that a plan can cut; None if the model has none."""

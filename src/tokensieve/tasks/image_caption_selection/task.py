@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, Task, TaskContext
+from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext
 from tokensieve.tasks.text_matching import images_to_unit, texts_to_unit
 
 NAME = "image_caption_selection"
@@ -51,6 +51,10 @@ class CaptionSelectionTask(Task):
                 f"--task {NAME} needs as many captions for every image; {self.context.dataset} has {min(captions)} to "
                 f"{max(captions)}. For such data there is --task zeroshot_retrieval."
             )
+
+    def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
+        right = torch.cat([found for found, _ in records["test"]]).all(1).double()
+        return SampleScores(right, torch.arange(len(right)))
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         self._check_even({captions for _, captions in records["test"]})

@@ -8,6 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from tokensieve.data.vqa_items import most_frequent
 from tokensieve.tasks.statistics import grouped_stderr
@@ -74,16 +75,21 @@ class Scored(NamedTuple):
     files: list[str]
 
 
+def soft_scores(records: Sequence[Scored]) -> tuple[Tensor, Tensor]:
+    """The score of every question, (n,), and the number of its image, (n,)."""
+    files: dict[str, int] = {}
+    image = [files.setdefault(file, len(files)) for batch in records for file in batch.files]
+    return torch.tensor([value for batch in records for value in batch.soft], dtype=torch.float64), torch.tensor(image)
+
+
 def metrics(records: Sequence[Scored]) -> dict[str, float]:
     """vqa_score and exact_match of all questions and of every kind there is, then their standard errors.
 
     Questions about one image are not independent of each other: standard errors are those of whole images.
     """
-    soft = torch.tensor([value for batch in records for value in batch.soft], dtype=torch.float64)
+    soft, image = soft_scores(records)
     exact = torch.tensor([value for batch in records for value in batch.exact], dtype=torch.float64)
     kinds = [kind for batch in records for kind in batch.kinds]
-    files: dict[str, int] = {}
-    image = torch.tensor([files.setdefault(file, len(files)) for batch in records for file in batch.files])
     chosen = {"": torch.ones(len(kinds), dtype=torch.bool)}
     for kind in dict.fromkeys(filter(None, kinds)):
         name = re.sub(r"\W+", "_", kind)

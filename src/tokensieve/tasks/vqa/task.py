@@ -24,9 +24,9 @@ from tokensieve.data.source import Broken, Source
 from tokensieve.data.vqa_items import VqaData, VqaItem
 from tokensieve.errors import UserError
 from tokensieve.models.loading.vlm import LoadedVlm
-from tokensieve.tasks.base import Encode, Record, Task, TaskContext
+from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext
 from tokensieve.tasks.vqa.answering import BARE, SHORT, answer, ask, prefill
-from tokensieve.tasks.vqa.scores import Scored, exact_match, metrics, soft_score
+from tokensieve.tasks.vqa.scores import Scored, exact_match, metrics, soft_score, soft_scores
 
 NAME = "vqa"
 
@@ -84,6 +84,9 @@ class VqaTask(Task):
             pairs = list(zip(encode(images), (target.answers for target in targets), strict=True))
             made.append(Scored([soft_score(*pair) for pair in pairs], [exact_match(*pair) for pair in pairs], kinds, files))
         return made
+
+    def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
+        return SampleScores(*soft_scores(records["test"]))
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, float]:
         return metrics(records["test"])

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
 from tokensieve.files import back_up, check_writable, format_template
-from tokensieve.tasks.base import Encode, Record, Task, TaskContext, check_finite
+from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, check_finite
 from tokensieve.tasks.statistics import accuracies, bootstrap_stderr, mean_average_precision
 from tokensieve.tasks.zeroshot_classification.classifier import load_classifiers, save_classifier, zero_shot_classifier
 
@@ -83,6 +83,13 @@ class ClassificationTask(Task):
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, float]:
         return metrics(records["test"])
+
+    def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores | None:
+        hits = [part.hits[:, 0] for part in records["test"] if part.hits is not None]
+        if not hits:  # several labels an image: average precision is of a class, not of an image
+            return None
+        right = torch.cat(hits).double()
+        return SampleScores(right, torch.arange(len(right)))
 
 
 class Scored(NamedTuple):
