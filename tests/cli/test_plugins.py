@@ -315,21 +315,16 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_spawned_workers_read_the_data_of_plugins(tmp_path: Path, tiny_clip: SimpleNamespace, shards: Path) -> None:
+def test_spawned_workers_read_the_data_of_plugins(tmp_path: Path, tiny_clip: SimpleNamespace) -> None:
     """As on macOS and Windows, where the workers of a loader start without what the parent has loaded."""
     (tmp_path / FILE).write_text(toy_plugin.SOURCE)
     tiny = ["--model", tiny_clip.name, "--pretrained", tiny_clip.weights, "--num_workers", "1", "--batch_size", "4", "--quiet"]
-    data = [["toy_images"], ["embedded", "--limit", "6"], ["wds/c", "--dataset_root", str(shards), "--limit", "6"]]
-    commands = [
-        ["eval", "--plugin", FILE, "--dataset", *words, "--task", "toy_task", *tiny, "--output", f"{number}.json"]
-        for number, words in enumerate(data)
-    ]
+    commands = [["eval", "--plugin", FILE, "--dataset", "toy_images", "--task", "toy_task", *tiny, "--output", "own.json"]]
     config = str(Path(tiny_clip.weights).parent / "tiny-clip.json")
     (tmp_path / "run.py").write_text(SPAWNED.format(config=config, commands=commands, file=FILE))
     done = alone(["run.py"], tmp_path)
-    assert done.stdout.splitlines() == ["[0, 0, 0]", str([0, 1] * 5)], done.stderr
-    counts = [json.loads((tmp_path / f"{number}.json").read_text())["metrics"]["toy_count"] for number in range(3)]
-    assert counts == [10, 6, 6]
+    assert done.stdout.splitlines() == ["[0]", str([0, 1] * 5)], done.stderr
+    assert json.loads((tmp_path / "own.json").read_text())["metrics"]["toy_count"] == 10
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_it_answers_a_chat(shipped):
 @pytest.mark.slow
 @pytest.mark.parametrize("pairs", ["seen", "all"])
 def test_a_slice_of_the_test_split_agrees_with_the_card(shipped, card, pairs):
-    data = EmbeddedQuestions("test", pairs, length=300)
+    data = EmbeddedQuestions("test", pairs, length=160)
     asked = [data.ask(i)[1] for i in range(len(data))]
     measured = llava.accuracy(llava.answers(*shipped, data), asked)
     told = card["accuracy"][f"test/{pairs}"]["accuracy"]

@@ -129,7 +129,7 @@ def resumed_at(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("jitter", [0.0, 0.02, pytest.param(0.06, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jitter", [0.0, 0.02])
 def test_killed_after_a_checkpoint_it_goes_on_to_the_same_bits(tmp_path, whole, size, jitter):
     run, rng = tmp_path / "run", random.Random(jitter)
     for step in (3, 6):
