@@ -21,7 +21,9 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
     model = f"{first['model']} ({weights})" if weights else first["model"]
     headline = f" by {run['headline']}" if "headline" in run else ""
     title = f"{model} on {first['dataset']}{headline}, {run['n_samples']} {unit}s"
-    table = Table(title=f"{title}, {run['device']}, {run['dtype']}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0))
+    table = Table(
+        title=f"{title}, {run['device']}, {run['dtype']}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 0)
+    )
     table.add_column("plan", overflow="fold", min_width=12)
     head = metric if len(metric) <= 16 else metric.replace("_", "\n")
     has_losses = any("lost" in row["reduction"] for row in rows)
