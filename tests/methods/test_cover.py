@@ -95,6 +95,13 @@ def test_without_options_merging_is_what_it_was(tiny_clip: object) -> None:
             assert torch.equal(model.encode_image(images), plain)
         with tokensieve.apply(model, "anchor@2:8(k=4,rest=merge,norm=2)"):
             assert not torch.equal(model.encode_image(images), plain)
+        with tokensieve.apply(model, "cover@2:8") as handle:
+            by_default = model.encode_image(images)
+            assert handle.stages[0][1].norm == 2.0
+        with tokensieve.apply(model, "cover@2:8(norm=2)"):
+            assert torch.equal(model.encode_image(images), by_default)
+        with tokensieve.apply(model, "cover@2:8(norm=0)"):
+            assert not torch.equal(model.encode_image(images), by_default)
         with tokensieve.apply(model, "cover@2:8(sizes=no)") as handle:
             model.encode_image(images)
             assert handle.ledger[0].tokens_out == 8

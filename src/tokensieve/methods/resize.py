@@ -1,8 +1,7 @@
 """Resize: the tower sees a smaller image, so that fewer patches enter its first block.
 
 A step on the image, not on tokens: it stands before all others and has no position and no budget. Position embeddings are
-interpolated as the model's own library does it. On its own it is the control that every token reduction has to beat at the same
-time; together with a late merge it is better than either.
+interpolated as the model's own library does it. On its own it is a control that a token reduction should beat at the same time.
 """
 
 from __future__ import annotations

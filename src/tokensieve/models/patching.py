@@ -43,7 +43,6 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[],
 
     The function becomes a bound method with the signature of the original one, so that torch.compile can trace it.
     """
-    before = owner.__dict__.get(name, _NOTHING)
 
     def method(patch: Patch, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -54,19 +53,11 @@ def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[],
         parameters=[first, *signature.parameters.values()]
     )
     method.__name__ = name
-    owner.__dict__[name] = MethodType(method, Patch(function))
-
-    def undo() -> None:
-        if before is _NOTHING:
-            owner.__dict__.pop(name, None)
-        else:
-            owner.__dict__[name] = before
-
-    return undo
+    return set_attribute(owner, name, MethodType(method, Patch(function)))
 
 
 def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
-    """Sets an attribute of this one object; what is returned restores it."""
+    """Sets an attribute of this one object; the returned function restores it."""
     before = owner.__dict__.get(name, _NOTHING)
     owner.__dict__[name] = value
 
