@@ -1,4 +1,4 @@
-"""The two types of a method: its input (View) and its output (Reduction)."""
+"""The types of a method: its input (View) and its output (Reduction, or Resize for methods that act on the image)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from tokensieve.errors import UserError
 from tokensieve.scoring import Attention, noise
 
 MAX_NORM_RATIO = 4.0  # of the mean norm of merged tokens to the norm of their mean: beyond it norms are not restored in full
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The output of a method that acts on the image: the size at which the tower sees it, and how it gets there."""
+
+    size: tuple[int, int]  # (h, w) in pixels
+    antialias: bool = False  # bicubic interpolation with a filter against aliasing, or without
 
 
 @dataclass

@@ -16,10 +16,12 @@ from tests.support.states import assert_untouched, snapshot
 from tests.support.vlm_models import llava, prompts
 from tokensieve import Plan, UserError
 from tokensieve.errors import Uncuttable
+from tokensieve.models.registry import open_tower
+from tokensieve.plan.mixes import MIXES
 from tokensieve.testing import tiny_models
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-SMALL = F.interpolate(IMAGES, (24, 24), mode="bicubic", antialias=True)
+SMALL = F.interpolate(IMAGES, (24, 24), mode="bicubic", antialias=False)
 HF = ("CLIPVision", "SiglipVision", "ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT")
 
 
@@ -85,6 +87,37 @@ def test_with_a_cut_behind_it(family: str) -> None:
     assert torch.equal(feature(model, IMAGES), full)
 
 
+def test_scale_and_antialias() -> None:
+    model = build("CLIPVision")
+    with tokensieve.apply(model, "resize(size=24)"):
+        plain = feature(model, IMAGES)
+    with tokensieve.apply(model, "resize(scale=0.7)") as handle:  # 22.4 pixels, rounded to 3 patches of 8
+        assert torch.equal(feature(model, IMAGES), plain)
+        assert handle.grid == (3, 3)
+    with tokensieve.apply(model, "resize(size=24,antialias=yes)"):
+        smooth = feature(model, IMAGES)
+    filtered = F.interpolate(IMAGES, (24, 24), mode="bicubic", antialias=True)
+    assert_near(smooth, feature(model, filtered, interpolate_pos_encoding=True), steps=200)
+    assert not torch.allclose(smooth, plain)
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_named_mixes_fit_the_depth_and_the_grid(name: str) -> None:
+    assert str(Plan.parse(name)) == str(Plan.parse(MIXES[name]))
+    for family in ("open_clip", "timm", "DINOv3ViT"):
+        model = build(family)
+        with tokensieve.apply(model, name) as handle:
+            feature(model, IMAGES)
+            image, cut = handle.ledger
+            assert image.layer == "image" and image.tokens_out < image.tokens_in == 16
+            assert cut.layer == str(open_tower(model).depth // 2) and cut.tokens_out < cut.tokens_in == image.tokens_out
+
+
+def test_an_unknown_mix_names_those_that_exist() -> None:
+    with pytest.raises(UserError, match="2x, 3x"):
+        Plan.parse("5x")
+
+
 def test_a_llava_reads_fewer_tokens() -> None:
     model, batch = llava(), prompts()
     with torch.no_grad():
@@ -109,6 +142,9 @@ def test_what_cannot_be_resized_says_why() -> None:
     model = build("open_clip")
     for plan, reason in {
         "resize": "how large",
+        "resize(size=24,scale=0.5)": "how large",
+        "resize(scale=1.5)": "at most 1",
+        "resize(size=-4)": "at least 1",
         "resize(size=48)": "32 x 32",
         "resize@2(size=24)": "leave its position",
         "resize:4(size=24)": "leave its position",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokensieve.core import Resize
 from tokensieve.errors import UserError
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Budget, Plan, Step
@@ -41,7 +42,7 @@ class ResizedTower:
     """A tower that sees smaller images."""
 
     tower: Tower  # its grid is that of the smaller images
-    size: tuple[int, int]  # (h, w) of the smaller images, in pixels
+    to: Resize
     full_grid: tuple[int, int]  # (h, w) of the patches of an image of the configured size
 
     def positions(self, device: torch.device) -> Tensor:
@@ -56,14 +57,15 @@ def resize_tower(step: Step, tower: Tower) -> tuple[ResizedTower, list[str]]:
     """The tower with the images of a step that resizes them, and notes."""
     (height, width), (h, w) = tower.image_size, tower.grid
     patch = (height // h, width // w)
-    size: tuple[int, int] = step.method.decide(tower.image_size, patch, **step.arguments())
+    to: Resize = step.method.decide(tower.image_size, patch, **step.arguments())
+    size = to.size
     grid = (size[0] // patch[0], size[1] // patch[1])
     notes = []
     if grid == tower.grid:
         notes.append(f"{step}: images have this size already, so nothing is resized")
-    elif step.options.get("size", min(size)) != min(size):
+    elif step.options["size"] not in (0, min(size)):
         notes.append(f"{step}: rounded to {size[0]} x {size[1]} pixels, whole patches of {patch[0]} x {patch[1]}")
-    return ResizedTower(replace(tower, grid=grid), size, tower.grid), notes
+    return ResizedTower(replace(tower, grid=grid), to, tower.grid), notes
 
 
 def place_plan(

@@ -54,7 +54,7 @@ class TowerCuts:
         if not self.is_changed:  # the tower belongs to a model with a plan all the same: mark it, so that it takes no other
             return [replace(block.module, "forward", block.module.forward) for block in self.tower.blocks[:1]]
         if self.resized is not None and self.tower.resize is not None:
-            undo += self.tower.resize(self.resized.size)
+            undo += self.tower.resize(self.resized.to)
         tower, makes_sizes = self.tower, self.chooser.makes_sizes
         self._tracks_sizes = any(makes_sizes(cut.step) for cut in self.cuts)
         if self._tracks_sizes:

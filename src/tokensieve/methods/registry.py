@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from tokensieve.core import Reduction
+from tokensieve.core import Reduction, Resize
 from tokensieve.errors import UserError, describe_value, did_you_mean
 from tokensieve.registry import Registry
 from tokensieve.rest import MERGE_OPTIONS, RESTS
 
 Decide = TypeVar("Decide", bound=Callable[..., Reduction])
-DecideSize = TypeVar("DecideSize", bound=Callable[..., tuple[int, int]])
+DecideSize = TypeVar("DecideSize", bound=Callable[..., Resize])
 Check = Callable[[Mapping[str, Any]], None]
 DefaultBudget = Callable[[Mapping[str, Any]], int | str]
 
@@ -108,7 +108,7 @@ class Method:
     recipe: str = ""  # the command that trains its part
     norm: float | None = None  # the default of the option `norm`; None: the method merges nothing by itself
     control: bool = False  # a baseline that others should beat at the same number of tokens; the report marks it
-    on_image: bool = False  # acts on the image: decide is (image size, patch size, **options) -> image size, each (h, w)
+    on_image: bool = False  # acts on the image: decide is (image size, patch size, **options) -> Resize; sizes are (h, w)
 
     @property
     def engine_options(self) -> frozenset[str]:
@@ -252,7 +252,7 @@ def method(
 def image_method(*, summary: str, check: Check | None = None) -> Callable[[DecideSize], DecideSize]:
     """Registers the decorated function as a method that acts on the image, before the tower.
 
-    It takes the image size and the patch size of the tower, each (h, w) in pixels, and returns the image size to use. Its
+    It takes the image size and the patch size of the tower, each (h, w) in pixels, and returns a `Resize`. Its
     keyword-only arguments are options, as those of other methods.
     """
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokensieve.core import Resize
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models.patching import Patch, replace
 from tokensieve.models.pooling import bias_pooler, blank_after, log_sizes, pool_single_token, query_row, split_heads
@@ -216,23 +217,23 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         project=project,
         pooling=None if head is None else lambda view: _query_row(net, view),
         per_token=flexible or hasattr(net, "rope_embeddings"),
-        resize=None if flexible else lambda size: _resize(net, size),
+        resize=None if flexible else lambda to: _resize(net, to),
         no_resize_reason="its processor decides the number of patches; set max_num_patches there",
     )
 
 
-def _resize(net: Any, size: tuple[int, int]) -> list[Undo]:
-    """Has the tower see images of this size, with its position embeddings interpolated by its own code."""
+def _resize(net: Any, to: Resize) -> list[Undo]:
+    """Has the tower see images of another size, with its position embeddings interpolated by its own code."""
     embed = net.embeddings.forward
     named = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in inspect.signature(embed).parameters else {}
 
     def smaller(pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return embed(resize_images(pixel_values, size), *args, **kwargs | named)
+        return embed(resize_images(pixel_values, to), *args, **kwargs | named)
 
     undo = [replace(net.embeddings, "forward", smaller)]
     if hasattr(net, "rope_embeddings"):
         angles = net.rope_embeddings.forward
-        undo.append(replace(net.rope_embeddings, "forward", lambda images: angles(resize_images(images, size))))
+        undo.append(replace(net.rope_embeddings, "forward", lambda images: angles(resize_images(images, to))))
     return undo
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokensieve.core import Resize
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import timm
 from tokensieve.models.patching import replace
@@ -117,11 +118,11 @@ def open_tower(model: nn.Module) -> Tower | None:
     )
 
 
-def _resize(visual: Any, size: tuple[int, int]) -> list[Undo]:
-    """Has the tower see images of this size, with its position embeddings interpolated."""
+def _resize(visual: Any, to: Resize) -> list[Undo]:
+    """Has the tower see images of another size, with its position embeddings interpolated."""
 
     def embed(x: Tensor) -> Tensor:
-        x = visual.conv1(resize_images(x, size))  # (B, D, h, w)
+        x = visual.conv1(resize_images(x, to))  # (B, D, h, w)
         grid, table = (x.shape[2], x.shape[3]), visual.positional_embedding
         patches = resize_positions(table[1:], tuple(visual.grid_size), grid)
         x = x.flatten(2).transpose(1, 2)  # (B, N, D)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokensieve.core import Resize
 
-def resize_images(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images (B, C, H, W) at another size (h, w): bicubic, antialiased."""
-    if images.shape[-2:] == size:
+
+def resize_images(images: Tensor, to: Resize) -> Tensor:
+    """Images (B, C, H, W) at another size (h, w), by bicubic interpolation."""
+    if images.shape[-2:] == to.size:
         return images
-    return F.interpolate(images.float(), size, mode="bicubic", antialias=True).to(images.dtype)
+    return F.interpolate(images.float(), to.size, mode="bicubic", antialias=to.antialias).to(images.dtype)
 
 
 def resize_positions(table: Tensor, grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokensieve.core import Resize
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models.patching import Patch, replace, set_attribute
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
@@ -172,12 +173,12 @@ def _open(trunk: Any, family: str) -> Tower:
         project=lambda x: _project(trunk, x),
         pooling=(lambda view: _query_row(trunk, view)) if latent else None,
         per_token=getattr(trunk, "rope", None) is not None,
-        resize=lambda size: _resize(trunk, size),
+        resize=lambda to: _resize(trunk, to),
     )
 
 
-def _resize(trunk: Any, size: tuple[int, int]) -> list[Undo]:
-    """Has the tower see images of this size. timm's dynamic image size interpolates position embeddings and rotary angles."""
+def _resize(trunk: Any, to: Resize) -> list[Undo]:
+    """Has the tower see smaller images. timm's dynamic image size interpolates position embeddings and rotary angles."""
     from timm.layers import Format
 
     embed = trunk.patch_embed
@@ -195,9 +196,9 @@ def _resize(trunk: Any, size: tuple[int, int]) -> list[Undo]:
     rope: Any = getattr(trunk, "rope", None)
     if getattr(rope, "feat_shape", None) is not None:  # it keeps the angles of one grid
         smaller = copy.deepcopy(rope)
-        smaller.update_feat_shape([side // patch for side, patch in zip(size, embed.patch_size, strict=True)])
+        smaller.update_feat_shape([side // patch for side, patch in zip(to.size, embed.patch_size, strict=True)])
         undo.append(replace(rope, "get_embed", lambda shape=None: smaller.get_embed().to(embed.proj.weight.device)))
-    return [*undo, replace(embed, "forward", lambda x: stock(resize_images(x, size)))]
+    return [*undo, replace(embed, "forward", lambda x: stock(resize_images(x, to)))]
 
 
 def _open_block(block: Any, prefix: int, has_cls: bool) -> TimmBlock:

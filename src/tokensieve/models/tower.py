@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor, nn
 
+from tokensieve.core import Resize
 from tokensieve.models.patching import Patch
 from tokensieve.scoring import Attention, gather_tokens
 
@@ -93,7 +94,7 @@ class Tower:
     no_blocks_reason: str = ""  # why there are no blocks, where only @out can be cut
     signed_layers: Sequence[nn.Module] | None = None  # by which trained parts recognise the model; None: its blocks
     own_parts: Mapping[str, nn.Module] = field(default_factory=dict)  # trained parts of methods that the model itself holds
-    resize: Callable[[tuple[int, int]], list[Undo]] | None = None  # has the tower see images of another size (h, w)
+    resize: Callable[[Resize], list[Undo]] | None = None  # has the tower see images of another size
     no_resize_reason: str = ""  # why it cannot
     # numbers of samples, and the call's context -> numbers of the rows of its batch
     expand_sample_ids: Callable[[Tensor, Mapping[str, Any]], Tensor] = lambda samples, context: samples

@@ -1,6 +1,7 @@
 """The text of plans, read from left to right in one pass.
 
     plan   = step { "+" step }                  anchor@6(k=10,m=50) + pool@9:16
+           | mix                                2x: a plan that has this name (mixes)
     step   = method [@ where] [: budget] [( name=value, ... )]
     where  = L | L,L,... | *                    after L blocks have run; -1 is after the last one; * after every block
            | L.attn                             inside block L, between its attention and its MLP
@@ -22,6 +23,7 @@ from fractions import Fraction
 from typing import Literal, NoReturn
 
 from tokensieve.errors import UserError, did_you_mean, nearest
+from tokensieve.plan.mixes import MIXES
 
 MAX_LENGTH = 2000  # characters of a plan's text
 EXAMPLES = "for example 'anchor@6(k=10,m=50)', 'random@3,6:70%' or 'none'"
@@ -151,7 +153,7 @@ def _read_step(reader: Reader, names: Collection[str]) -> StepText:
     if not name:
         if reader.next in ("", "+"):
             reader.fail(f"empty step; {EXAMPLES}", start, (max(0, start - 1), start, ""))
-        reader.fail(f"a step starts with the name of a method, {EXAMPLES}", start)
+        reader.fail(f"a step starts with the name of a method, {EXAMPLES}, or the plan is a mix: {', '.join(MIXES)}", start)
     if name not in names:
         _fail_name(reader, name, start, names)
     where = budget = None

@@ -27,6 +27,7 @@ from tokensieve.plan.grammar import (
     read_steps,
     read_where,
 )
+from tokensieve.plan.mixes import MIXES
 from tokensieve.rest import MERGE_OPTIONS
 
 T = TypeVar("T")
@@ -217,6 +218,7 @@ class Plan:
         Args:
             text: steps METHOD@WHERE:BUDGET(OPTION=VALUE,...) joined by "+", or "none". WHERE is 6, 3,6, -1, *, 6.attn, out
                 or llm.2; BUDGET is 60, 40% or -8. Everything but METHOD may be left out where it has a default.
+                A text may also be the name of a mix, such as 2x.
 
         Raises:
             UserError: the text is not a plan. The message shows the place and, where it can, what was probably meant.
@@ -305,6 +307,7 @@ def _decimal(number: Fraction) -> str:
 def _read_plan(text: str) -> tuple[Step, ...]:
     if text == "none":
         return ()
+    text = MIXES.get(text, text)
     return tuple(_build_step(step) for step in read_steps(text, REGISTRY))
 
 
