@@ -8,7 +8,7 @@ help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: VENV=$(VENV) (virtual environment), PYTHON=$(PYTHON) (creates it, e.g. make PYTHON=python3.12 test)"
 
-eval: $(VENV)/.installed ## Evaluate the embedded model on the embedded test set with four plans
+eval: $(VENV)/.installed ## Evaluate the embedded model on 2,000 embedded test images with eight plans
 	$(BIN)/tokensieve eval
 
 test: $(VENV)/.installed-dev lint ## Run lint and all tests, and list the slowest tests

@@ -278,7 +278,151 @@ def reid_time() -> str:
     return table(["", "GFLOPs", "after the cut", "speed-up", "after the cut"], rows)
 
 
+def points(value: float, error: float) -> str:
+    """Lost accuracy in percentage points with its standard error."""
+    return f"{100 * value:.1f} ± {100 * error:.1f}"
+
+
+def lost(row: dict[str, Any]) -> str:
+    """What a plan loses of the main metric against the full model in the same run."""
+    cut = row["reduction"]
+    return points(cut["lost"], cut["lost_stderr"]) if "lost" in cut else ""
+
+
+def _equal_time(file: str) -> str:
+    (found,) = read(file)
+    rows = []
+    for row in sorted(found["rows"], key=lambda row: row["speedup"]):
+        distance = f"{1000 * row['distance']:.0f} ± {1000 * row['distance_stderr']:.0f}"
+        is_full = row["plan"] == "none"
+        cells = ["", ""] if is_full else [points(row["lost"], row["lost_stderr"]), distance]
+        rows.append([f"`{row['plan']}`", f"{row['speedup']:.2f}x", f"{100 * row['acc1']:.1f}", *cells, f"{row['gflops']:.2f}"])
+    return table(["plan", "measured speed-up", "acc1, %", "lost, points", "1 - cos, x 1000", "GFLOPs"], rows)
+
+
+def equal_time_clip() -> str:
+    """Plans at measured time on a real CLIP."""
+    return _equal_time("equal_time_clip.json")
+
+
+def equal_time_embedded() -> str:
+    """Plans at measured time on the embedded classifier."""
+    return _equal_time("equal_time_embedded.json")
+
+
+def first() -> str:
+    """README's first table: about twice the speed on the tower of a real CLIP, and the embedded models."""
+    rows = []
+    (clip,) = read("equal_time_clip.json")
+    for row in sorted(clip["rows"], key=lambda row: row["distance"]):
+        if row["plan"] in FIRST_CLIP:
+            is_full = row["plan"] == "none"
+            rows.append(
+                [
+                    "CLIP ViT-B/16, 286 photos",
+                    f"`{row['plan']}`",
+                    f"{row['speedup']:.2f}x",
+                    f"{100 * row['acc1']:.1f}",
+                    "" if is_full else points(row["lost"], row["lost_stderr"]),
+                    "" if is_full else f"{row['distance']:.3f}",
+                ]
+            )
+    return table(["model and data", "plan", "speed-up", "acc1, %", "lost, points", "1 - cos"], rows)
+
+
+FIRST_CLIP = ("none", "2x", "resize(size=160)", "tome:-16", "anchor:60(rest=merge)", "anchor(k=10,m=50,alpha=0.5)")
+
+SEEDS = {
+    "far": "farthest points (`cover`)",
+    "anchor": "CLS attention",
+    "peaks": "density peaks",
+    "grid": "grid",
+    "random": "random",
+}
+
+
+def _ablation(file: str, value: Callable[[dict[str, Any]], str]) -> str:
+    (found,) = read(file)
+    cells = {(row["seeds"], row["rest"], row["norm"], row["keep"]): value(row) for row in found["rows"]}
+    keeps = sorted({row["keep"] for row in found["rows"]}, reverse=True)
+    kinds = dict.fromkeys((row["seeds"], row["rest"], row["norm"]) for row in found["rows"])
+    order_of = list(SEEDS)
+    rows = []
+    for seeds, rest, norm in sorted(kinds, key=lambda kind: (order_of.index(kind[0]), kind[1], kind[2] or 0)):
+        what = rest if norm is None else f"{rest}, norm={norm:g}"
+        rows.append([f"{SEEDS[seeds]}, {what}", *(cells[seeds, rest, norm, keep] for keep in keeps)])
+    return table([f"{found['images']} images, after block {found['place']}", *(f"K = {keep}" for keep in keeps)], rows)
+
+
+def _lost_points(row: dict[str, Any]) -> str:
+    return points(row["lost"], row["lost_stderr"])
+
+
+def _distance(row: dict[str, Any]) -> str:
+    return f"{1000 * row['distance']:.0f}"
+
+
+def ablation_val() -> str:
+    """Lost accuracy, embedded validation images."""
+    return _ablation("ablation_val.json", _lost_points)
+
+
+def ablation_test() -> str:
+    """Lost accuracy, embedded test images."""
+    return _ablation("ablation_test.json", _lost_points)
+
+
+def ablation_clip() -> str:
+    """Lost accuracy and distance, real CLIP."""
+    return _ablation("ablation_clip.json", lambda row: f"{_lost_points(row)} / {_distance(row)}")
+
+
+def _losses(pattern: str, metric: str) -> str:
+    found = sorted(read(pattern), key=lambda row: (row["reduction"]["plan"] != "none", -row["metrics"][metric]))
+    rows = []
+    for row in found:
+        cut = row["reduction"]
+        rows.append([f"`{cut['plan']}`", f"{cut['tokens_in']} → {cut['tokens_out']}", score(row, metric), lost(row)])
+    return table(["plan", "tokens", f"{metric}{unit(metric)}", "lost, points"], rows)
+
+
+def cover_vqa() -> str:
+    """Questions to the embedded LLaVA."""
+    return _losses("cover-vqa_*.json", "vqa_score")
+
+
+def cover_reid() -> str:
+    """The embedded re-identification model."""
+    return _losses("cover-reid_*.json", "mAP")
+
+
+def cover_tasks() -> str:
+    """cover on the other tasks of the embedded CLIP and CoCa."""
+    columns = {
+        "cover-heldout": ("acc1", "held-out pairs acc1"),
+        "cover-retrieval": ("image_retrieval_recall@5", "image recall@5"),
+        "cover-probe": ("lp_acc1", "linear probe acc1"),
+        "cover-captions": ("CIDEr", "captions CIDEr"),
+    }
+    found = {name: {row["reduction"]["plan"]: row for row in read(f"{name}_*.json")} for name in columns}
+    plans = sorted(found["cover-heldout"], key=lambda plan: (plan != "none", plan))
+    rows = []
+    for plan in plans:
+        cells = [score(found[name][plan], metric) if plan in found[name] else "" for name, (metric, _) in columns.items()]
+        rows.append([f"`{plan}`", *cells])
+    return table(["plan", *(f"{title}{unit(metric)}" for metric, title in columns.values())], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "first": first,
+    "equal_time_clip": equal_time_clip,
+    "equal_time_embedded": equal_time_embedded,
+    "ablation_val": ablation_val,
+    "ablation_test": ablation_test,
+    "ablation_clip": ablation_clip,
+    "cover_tasks": cover_tasks,
+    "cover_vqa": cover_vqa,
+    "cover_reid": cover_reid,
     "reid": reid,
     "reid_short": reid_short,
     "reid_modalities": reid_modalities,
@@ -298,7 +442,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    for path in (ROOT / "README.md", ROOT / "docs" / "results.md"):
+    for path in (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "cover.md"):
         text = path.read_text(encoding="utf-8")
         pattern = r"<!-- table:(\w+) -->\n.*?<!-- /table -->"
         text = re.sub(pattern, lambda m: f"<!-- table:{m[1]} -->\n{TABLES[m[1]]()}\n<!-- /table -->", text, flags=re.S)

@@ -21,6 +21,7 @@ from tokensieve.errors import UserError
 from tokensieve.evaluation import results
 from tokensieve.evaluation.arguments import (
     DEFAULT_JOB,
+    DEFAULT_JOB_LIMIT,
     check_switches,
     check_weights,
     has_default_plans,
@@ -60,6 +61,8 @@ def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:
     plans = [Plan.parse(text) for text in (DEFAULT_JOB if is_default_run else requested_plans(args))]
     plans = list({str(plan): plan for plan in plans}.values())
     args = resolve_task_and_model_type(args)
+    if is_default_run and args.limit is None:
+        args.limit = DEFAULT_JOB_LIMIT
     use_default_plans = has_default_plans(tasks_of(args).values(), args)
     if not use_default_plans:
         check_weights(args, plans)

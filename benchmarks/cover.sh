@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# cover and resize against controls: ablation, other tasks, questions, re-identification, and plans at equal measured time (about
+# an hour on one core). With three more arguments also on a real CLIP: its folder, the folder of a webdataset, a classifier.
+#   benchmarks/cover.sh [CLIP_FOLDER PHOTOS CLASSIFIER]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=1
+out=benchmarks/results
+eval=(.venv/bin/tokensieve eval --num_workers 0)
+merged=()
+for k in 60 16; do
+  merged+=("cover:$k" "cover:$k(norm=0)" "anchor:$k(k=$k,rest=merge)" "grid:$k(rest=merge)" "random:$k(rest=merge)")
+done
+
+if [ $# -eq 3 ]; then
+  clip=(--model "$1" --model_type hf --dataset wds/photos --dataset_root "$2" --load_clfs "$3")
+  .venv/bin/python benchmarks/ablation.py "${clip[@]}" --every 2 --keep 60 32 16 --norms 0 2 --output $out/ablation_clip.json
+fi
+.venv/bin/python benchmarks/ablation.py --split val --limit 800 --output $out/ablation_val.json
+.venv/bin/python benchmarks/ablation.py --limit 800 --keep 60 32 16 --norms 0 2 --output $out/ablation_test.json
+
+"${eval[@]}" --dataset embedded-heldout --limit 1000 --plan none --compare "${merged[@]}" --output "$out/cover-heldout_{plan}.json"
+"${eval[@]}" --dataset embedded-captions --limit 1000 --plan none --compare "${merged[@]}" --output "$out/cover-retrieval_{plan}.json"
+"${eval[@]}" --task linear_probe --fewshot_k 16 --limit 1000 --plan none --compare cover:60 cover:16 "anchor:16(k=16,rest=merge)" \
+  "grid:16(rest=merge)" --feature_root "${TMPDIR:-/tmp}/features" --output "$out/cover-probe_{plan}.json"
+"${eval[@]}" --task captioning --dataset embedded-captions --limit 150 --model sieve-coca-8 --pretrained captions-v1 --plan none \
+  --compare cover:60 cover:16 "anchor:16(k=16,rest=merge)" "grid:16(rest=merge)" --output "$out/cover-captions_{plan}.json"
+questions=()
+for place in out llm.0 llm.3; do
+  questions+=("cover@$place:40" "cover@$place:16" "cover@$place:16(norm=0)" "cover@$place:16(sizes=no)" "grid@$place:16(rest=merge)"
+    "random@$place:16(rest=merge)")
+done
+"${eval[@]}" --task vqa --dataset embedded-questions --limit 600 --max_new_tokens 4 --batch_size 50 --plan none \
+  --compare "${questions[@]}" --output "$out/cover-vqa_{plan}.json"
+"${eval[@]}" --task reid --model sieve-reid-6 --plan none --compare cover@3:26 "cover@3:26(norm=0)" cover@2:42 \
+  "grid@3:26(rest=merge)" "random@3:26(rest=merge)" "resize(scale=0.75)" --output "$out/cover-reid_{plan}.json"
