@@ -14,8 +14,10 @@ from tests.support.rounding import assert_near
 from tokensieve import Plan, Reduction, View
 from tokensieve.cutting.passes import Row
 from tokensieve.errors import PlanWarning
+from tokensieve.methods.registry import REGISTRY, method
 from tokensieve.methods.tome import tome
 from tokensieve.scoring import Attention
+from tokensieve.testing.tiny_vlms import llava, prompts
 
 
 def slow(keys: Tensor, tokens: Tensor, sizes: Tensor, prefix: int, r: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -136,3 +138,22 @@ def test_prefix_tokens_are_counted_and_never_merged() -> None:
     stages: list[tuple[str, Reduction]] = handle.stages
     assert tokens.shape[1] == 2 + 16 - 10
     assert set(range(1, 16, 2)) <= set(stages[0][1].index[0].tolist())  # CLS and patches 0, 2, ... are in A
+
+
+def test_a_decoder_sees_the_tokens_in_the_order_of_the_tower() -> None:
+    views: list[View] = []
+    try:
+
+        @method(summary="the first tokens")
+        def first_tokens(view: View, keep: int) -> Reduction:
+            views.append(view)
+            return Reduction.keep(torch.arange(keep).expand(len(view.tokens), -1), view.n)
+
+        model = llava()
+        with torch.no_grad(), tokensieve.apply(model, "tome:-4 + first_tokens@llm.0:6") as handle:
+            model(**prompts())
+    finally:
+        REGISTRY.remove("first_tokens")
+    in_tower = handle.stages[-2][1]
+    assert len(set(in_tower.sizes[0].tolist())) > 1 and (in_tower.index.diff(dim=1) < 0).any()
+    assert torch.equal(views[0].sizes, in_tower.sizes)  # so that handle.kept and handle.groups are those of the decoder

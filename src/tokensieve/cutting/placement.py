@@ -79,7 +79,9 @@ def place_plan(
     for step in plan.token_steps:
         depth = tower.depth if tower is not None else 0
         for layer, part in (
-            _resolve_decoder_positions(step, decoder, depth) if step.resolved_where().part == "llm" else _resolve_positions(step, depth)
+            _resolve_decoder_positions(step, decoder, depth)
+            if step.resolved_where().part == "llm"
+            else _resolve_positions(step, depth)
         ):
             if layer == 0 and part != "llm" and "attention" in step.method.needs:
                 if tower is not None and tower.no_blocks_reason:
@@ -162,8 +164,8 @@ def count_note(cut: Cut, n: int) -> str | None:
 
 
 def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> list[str]:
-    """Computes the token counts of the plan: an error where no token would be left, notes where fewer
-    tokens are removed than the budget says, or none."""
+    """Computes the token counts of the plan: an error where no token would be left, notes where more are kept
+    than the budget says, or all."""
     notes, n = [], tower.grid[0] * tower.grid[1]
     for cut in cuts:
         keep = cut.count(n)
