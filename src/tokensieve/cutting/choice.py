@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tokensieve.core import Reduction, View
-from tokensieve.cutting.placement import Cut, all_kept_note
+from tokensieve.cutting.placement import Cut, count_note
 from tokensieve.errors import NotFinite, PlanWarning, UserError
 from tokensieve.plan import Step
 from tokensieve.rest import apply_rest, with_merge_options
@@ -84,11 +84,11 @@ class Chooser:
 
     def tokens_to_keep(self, cut: Cut, n: int) -> int:
         """How many of n tokens are kept."""
-        keep = cut.budget.count(n)
+        keep = cut.count(n)
         if keep < 1:
             raise UserError(f"{cut.step} at layer {cut.name} leaves no token of {n}")
-        if keep == n:
-            self.notes.warn(all_kept_note(cut, n))  # for images smaller than the configured size
+        if (note := count_note(cut, n)) is not None:
+            self.notes.warn(note)  # for images smaller than the configured size
         return keep
 
     def choose(self, cut: Cut, view: View, keep: int) -> Reduction:

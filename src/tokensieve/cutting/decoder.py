@@ -145,8 +145,7 @@ class DecoderCuts:
             stacked = torch.stack(tuple(features))  # (I, K, E)
             full = stacked.new_zeros((stacked.shape[0], n, stacked.shape[2]))
             out.pooler_output = list(full.scatter(1, kept[..., None].expand_as(stacked), stacked))
-            kept, order = kept.sort(dim=1)
-            lengths, sizes = [n] * len(features), None if sizes is None else sizes.gather(1, order)
+            lengths = [n] * len(features)
         total = float(torch.cat(tuple(features)).detach().sum(dtype=torch.float64))
         call.decoder.features, call.features_pass = ImageFeatures(lengths, total, kept, sizes), call.tower
         call.decoder.has_new_features = True

@@ -19,7 +19,7 @@ class ImageFeatures:
 
     lengths: list[int]  # tokens of each image, counted like the placeholders in the sequence
     total: float  # the sum of the features, which identifies them
-    kept: Tensor | None = None  # (I, K), patches that the tower kept, in raster order; None: all
+    kept: Tensor | None = None  # (I, K), patches that the tower kept, in the order of its output; None: all
     sizes: Tensor | None = None  # (I, K), number of patches merged into each of them; None: one each
 
 

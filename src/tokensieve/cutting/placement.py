@@ -31,6 +31,11 @@ class Cut:
         """The position in the ledger: "6", "6.attn", "out" or "llm.10"."""
         return position_name(self.layer, self.part)
 
+    def count(self, n: int) -> int:
+        """The number of tokens kept of n: that of the budget, or the fewest that the method can keep."""
+        keep, least = self.budget.count(n), self.step.method.min_keep
+        return keep if least is None else max(keep, least(n))
+
 
 def position_name(layer: int, part: str) -> str:
     """The name of a position in the ledger and in `view.place`."""
@@ -76,7 +81,9 @@ def place_plan(
     for step in plan.token_steps:
         depth = tower.depth if tower is not None else 0
         for layer, part in (
-            _resolve_decoder_positions(step, decoder, depth) if step.where.part == "llm" else _resolve_positions(step, depth)
+            _resolve_decoder_positions(step, decoder, depth)
+            if step.resolved_where().part == "llm"
+            else _resolve_positions(step, depth)
         ):
             if layer == 0 and part != "llm" and "attention" in step.method.needs:
                 if tower is not None and tower.no_blocks_reason:
@@ -113,7 +120,7 @@ def _resolve_decoder_positions(step: Step, decoder: int | None, depth: int) -> l
     if decoder is None:
         raise UserError(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
     positions = []
-    for layer in step.where.layers:
+    for layer in step.resolved_where().layers:
         counted = layer if layer >= 0 else decoder + layer
         if not 0 <= counted < decoder:
             raise UserError(
@@ -130,7 +137,7 @@ def position_names(step: Step, tower: Tower) -> list[str]:
 
 
 def _resolve_positions(step: Step, depth: int) -> list[tuple[int, str]]:
-    where = step.where
+    where = step.resolved_where()
     if not depth:
         return [(0, "out" if where.part in ("out", "half") else where.part)]  # the handle refuses a tower without blocks
     if where.part in ("out", "half"):
@@ -148,22 +155,26 @@ def _resolve_positions(step: Step, depth: int) -> list[tuple[int, str]]:
     return positions
 
 
-def all_kept_note(cut: Cut, n: int) -> str:
-    """The note for a cut that keeps all of n tokens."""
-    budget = cut.budget
+def count_note(cut: Cut, n: int) -> str | None:
+    """The note for a cut that keeps all of n tokens, or more than its budget."""
+    keep, budget = cut.count(n), cut.budget
+    if budget.count(n) == keep < n:
+        return None
     requested = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
-    return f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {requested}: everything is kept"
+    arriving = f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {requested}"
+    return arriving + (": everything is kept" if keep == n else f", but {cut.step.method.name} cannot keep fewer than {keep}")
 
 
 def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> list[str]:
-    """Computes the token counts of the plan: an error where no token would be left, notes where no token is removed."""
+    """Computes the token counts of the plan: an error where no token would be left, notes where more are kept
+    than the budget says, or all."""
     notes, n = [], tower.grid[0] * tower.grid[1]
     for cut in cuts:
-        keep = cut.budget.count(n)
+        keep = cut.count(n)
         if keep < 1:
             raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")
-        if keep == n:
-            notes.append(all_kept_note(cut, n))
+        if (note := count_note(cut, n)) is not None:
+            notes.append(note)
         elif cut.step.method.mixes and (part := parts.get(cut.step.method.name)) and part.budget(cut.name) != keep:
             raise UserError(f"{cut.step}: its weights leave {part.budget(cut.name)} tokens, not {keep}; leave the number out")
         elif cut.step.rest == "zero" and tower.pools_cls:

@@ -137,7 +137,7 @@ def in_shares(vlm: Vlm, handle: Handle) -> Plan:
     """
     n, steps = image_tokens(vlm), []
     for cut in place_plan(handle.plan, vlm.tower, 0, vlm.decoder.depth, handle.parts):
-        keep = cut.budget.count(n)
+        keep = cut.count(n)
         given = {name: value for name, value in cut.step.explicit_options if name != "m" or cut.step.method.budget is None}
         if cut.budget.kind == "share" or keep < n:
             share = cut.budget if cut.budget.kind == "share" else token_share(keep, n)

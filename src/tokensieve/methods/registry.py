@@ -108,6 +108,8 @@ class Method:
     recipe: str = ""  # the command that trains its part
     norm: float | None = None  # the default of the option `norm`; None: the method merges nothing by itself
     control: bool = False  # a baseline that others should beat at the same number of tokens; the report marks it
+    where: str = ""  # its positions when the plan has none, as a plan writes them; "": after half the depth
+    min_keep: Callable[[int], int] | None = None  # the fewest of n tokens that it can keep; None: 1
     on_image: bool = False  # acts on the image: decide is (image size, patch size, **options) -> Resize; sizes are (h, w)
 
     @property
@@ -151,6 +153,8 @@ def describe(
     recipe: str = "",
     norm: float | None = None,
     control: bool = False,
+    where: str = "",
+    min_keep: Callable[[int], int] | None = None,
 ) -> Method:
     """A Method from a function, without registering it; arguments as in `method`."""
     name = _read_name(decide)
@@ -171,7 +175,7 @@ def describe(
         raise UserError(f"{name}: the option {taken!r} is added to every {kind} method; choose another name")
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
     about = (name, decide, summary, paper, tuple(needs), selects, options | added)
-    return Method(*about, check, budget, part, mixes, recipe, norm, control)
+    return Method(*about, check, budget, part, mixes, recipe, norm, control, where, min_keep)
 
 
 def method(
@@ -189,6 +193,8 @@ def method(
     recipe: str = "",
     norm: float | None = None,
     control: bool = False,
+    where: str = "",
+    min_keep: Callable[[int], int] | None = None,
 ) -> Callable[[Decide], Decide]:
     """Registers the decorated function as a method that plans can name.
 
@@ -209,6 +215,9 @@ def method(
         norm: of methods that merge (`Reduction.merge`): the default of the option `norm`, with which averaged tokens get their
             norm back: 0 for plain means.
         control: True for a baseline that others should beat at the same number of tokens; the report marks it.
+        where: the positions of the cuts where the plan states none, as in a plan ("*.attn"). Default: after half the depth.
+        min_keep: called with the number of tokens that arrive; the fewest that the method can keep. A smaller budget keeps that
+            many, and a note says so.
 
     Returns:
         The decorator. It returns the function unchanged.
@@ -242,6 +251,8 @@ def method(
             recipe=recipe,
             norm=norm,
             control=control,
+            where=where,
+            min_keep=min_keep,
         )
         REGISTRY.add(declared, decide.__module__)
         return decide

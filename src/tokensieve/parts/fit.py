@@ -29,7 +29,7 @@ def check_width(name: str, loaded: LoadedPart, plan: Plan, model: nn.Module) -> 
     """A UserError unless the part is for tokens of the width that they have wherever the plan uses it."""
     settings: Any = loaded.part.settings
     for step in plan.steps:
-        width = width_at(step.where, model) if step.method.name == name else None
+        width = width_at(step.resolved_where(), model) if step.method.name == name else None
         if width not in (None, settings["width"]):
             trained = f"tokens of width {settings['width']} ({_trained_on(loaded.about)})"
             raise UserError(f"{loaded.source}: {name} was trained for {trained}, and {step} sees tokens of width {width}")

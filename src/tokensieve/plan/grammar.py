@@ -7,7 +7,7 @@
            | L.attn                             inside block L, between its attention and its MLP
            | out                                at the tower's output tokens
            | llm.L                              at the input of decoder layer L
-             (none)                             after half the depth
+             (none)                             where the method says; most: after half the depth
     budget = 60 | 40% | -8                      keep 60 patch tokens, keep 40% of those that arrive, remove 8
 
 Spaces may stand between any two of these. Digits are those of ASCII. An error knows its position, and small changes of the text

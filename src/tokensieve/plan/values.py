@@ -82,7 +82,8 @@ class Where:
     """The positions of one step: layers of a tower or of a decoder, or the tower's output.
 
     Args:
-        part: "block" (after it), "attn" (inside it), "out", "llm" (a decoder layer) or "half" (after half the depth).
+        part: "block" (after it), "attn" (inside it), "out", "llm" (a decoder layer) or "half" (those of the
+            method, or after half the depth).
         layers: numbers of layers. Empty with "block" or "attn": every one.
     """
 
@@ -160,6 +161,10 @@ class Step:
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of the method's function: all options but those that the engine carries out."""
         return {name: value for name, value in self.options.items() if name not in self.method.engine_options}
+
+    def resolved_where(self) -> Where:
+        """The positions that the plan states, or those of the method."""
+        return Where.parse(self.method.where) if self.where.part == "half" and self.method.where else self.where
 
     def resolved_budget(self) -> Budget:
         """The budget that the plan states, or the one that follows from the options."""

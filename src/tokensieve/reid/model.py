@@ -246,7 +246,7 @@ def make_parts(plan: Plan, model: ReidModel) -> dict[str, nn.Module]:
         if step.method.part is not Sdtps:
             raise UserError(f"{step}: of the trained methods a re-identification model learns sdtps only")
         tower = open_any(model)
-        settings, where, places = model.settings, width_at(step.where, model), position_names(step, tower)
+        settings, where, places = model.settings, width_at(step.resolved_where(), model), position_names(step, tower)
         if step.method.name in made or len(places) > 1:
             raise UserError(f"{plan}: sdtps can stand at one place only")
         if where is None:

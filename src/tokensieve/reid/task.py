@@ -273,7 +273,7 @@ def default_plans(model: ReidModel) -> tuple[list[Plan], list[str]]:
         return [trained], []
     tokens, positions = model.grid[0] * model.grid[1], []
     for cut in place_plan(trained, open_tower(model), 0, parts=dict(model.parts.items())):
-        tokens = cut.budget.count(tokens)
+        tokens = cut.count(tokens)
         positions.append(f"@{cut.name}:{tokens}")
     plans, notes = [trained, Plan()], []
     for method in CONTROLS:

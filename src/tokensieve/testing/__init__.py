@@ -89,10 +89,13 @@ def fresh_part(method: Method, width: int, patches: int | None = None, seed: int
 
 
 def _budgets(method: Method, view: View) -> tuple[int, ...]:
-    """How many tokens to ask for: any number, or the one that the method's module leaves."""
+    """How many tokens to ask for: any number that the method can keep, or the one that its module leaves."""
     part = None if method.part is None else fresh_part(method, view.tokens.shape[2], view.n)
     fixed = part.budget("") if method.mixes and part is not None else None  # type: ignore[operator]
-    return (1, 2, view.n // 3, view.n - 1) if fixed is None else (fixed,)
+    if fixed is not None:
+        return (fixed,)
+    least = 1 if method.min_keep is None else method.min_keep(view.n)
+    return tuple(max(keep, least) for keep in (1, 2, view.n // 3, view.n - 1))
 
 
 def one_image(view: View, b: int) -> View:
