@@ -21,7 +21,7 @@ fi
 
 "${eval[@]}" --dataset embedded-heldout --limit 1000 --plan none --compare "${merged[@]}" --output "$out/cover-heldout_{plan}.json"
 "${eval[@]}" --dataset embedded-captions --limit 1000 --plan none --compare "${merged[@]}" --output "$out/cover-retrieval_{plan}.json"
-"${eval[@]}" --task linear_probe --fewshot_k 16 --limit 1000 --plan none --compare cover:60 cover:16 "anchor:16(k=16,rest=merge)" \
+"${eval[@]}" --task linear_probe --fewshot_k 8 --limit 1000 --plan none --compare cover:60 cover:16 "anchor:16(k=16,rest=merge)" \
   "grid:16(rest=merge)" --feature_root "${TMPDIR:-/tmp}/features" --output "$out/cover-probe_{plan}.json"
 "${eval[@]}" --task captioning --dataset embedded-captions --limit 150 --model sieve-coca-8 --pretrained captions-v1 --plan none \
   --compare cover:60 cover:16 "anchor:16(k=16,rest=merge)" "grid:16(rest=merge)" --output "$out/cover-captions_{plan}.json"
@@ -34,3 +34,14 @@ done
   --compare "${questions[@]}" --output "$out/cover-vqa_{plan}.json"
 "${eval[@]}" --task reid --model sieve-reid-6 --plan none --compare cover@3:26 "cover@3:26(norm=0)" cover@2:42 \
   "grid@3:26(rest=merge)" "random@3:26(rest=merge)" "resize(scale=0.75)" --output "$out/cover-reid_{plan}.json"
+
+.venv/bin/python benchmarks/equal_time.py --limit 2000 --batch_size 32 --output $out/equal_time_embedded.json --plans cover@2:56 \
+  "resize(size=104) + cover@2:56" cover:32 cover:16 2x "resize(size=88)" "resize(size=80)" tome:-16 tome:-20 \
+  "anchor(k=10,m=50,alpha=0.5)" "anchor:60(rest=merge)" "anchor@2:56(k=56,rest=merge,norm=2)" random:60 grid:60 random@2:56 \
+  "grid@2:56(rest=merge)"
+if [ $# -eq 3 ]; then
+  .venv/bin/python benchmarks/equal_time.py "${clip[@]}" --output $out/equal_time_clip.json --plans 2x 3x \
+    "resize(size=192) + cover@7:40" "resize(size=192) + cover@8:24" "resize(size=176) + cover@7:64" \
+    "resize(size=160) + cover@7:40" "resize(size=160)" "resize(size=144)" "resize(size=128)" tome:-16 tome:-20 cover:32 \
+    "anchor(k=10,m=50,alpha=0.5)" "anchor:60(rest=merge)" random:60 grid:60
+fi

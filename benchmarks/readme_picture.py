@@ -1,4 +1,4 @@
-"""Draws docs/picture.png: the patches three plans keep in embedded test images, and accuracy over cost from the result files.
+"""Draws docs/picture.png: how three plans reduce embedded test images, and what plans lose at what measured speed-up.
 
 python benchmarks/readme_picture.py
 """
@@ -18,10 +18,23 @@ from tokensieve.models import loading
 from tokensieve.plan import Plan
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
 SHOWN = (3, 11)  # indices of test images, chosen before any result was known
-PLANS = ("anchor:60", "learned:60", "random:60")
-COLOURS = {"none": "#000000", "anchor": "#D55E00", "random": "#0072B2", "grid": "#009E73", "pool": "#E69F00"}
-COLOURS |= {"learned": "#CC79A7", "anchor k=K": "#8B3A00"}
+PLANS = ("cover:32", "anchor:60", "random:60")
+KINDS = {  # label, colour and marker of a plan, by the methods in it
+    "resize + cover": ("#D55E00", "o"),
+    "cover": ("#CC79A7", "o"),
+    "resize": ("#0072B2", "s"),
+    "tome": ("#009E73", "^"),
+    "rest merged": ("#E69F00", "v"),
+    "rest dropped": ("#777777", "x"),
+}
+MODELS = {  # title: result files
+    "CLIP ViT-B/16, 286 photos": "equal_time_clip.json",
+    "embedded CLIP": "equal_time_embedded.json",
+    "embedded LLaVA, cuts at its tower's output": "cover-vqa_*@out*.json",
+    "embedded re-identification": "cover-reid_*.json",
+}
 
 
 def draw_images(sheet: Any) -> None:
@@ -39,34 +52,56 @@ def draw_images(sheet: Any) -> None:
     legend(sheet, every, loc="outside lower center", ncols=4)
 
 
-def draw_curve(axis: Any) -> None:
-    rows = [json.loads(path.read_text()) for path in sorted((ROOT / "benchmarks/results").glob("embedded_*.json"))]
-    lines: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
-    for row in rows:
-        plan = row["reduction"]["plan"]
-        if "@" in plan:  # another depth
-            continue
-        name = plan.split(":")[0].split("(")[0] + (" k=K" if "(k=" in plan else "")
-        rest = "merge" if "rest=merge" in plan else "drop"
-        point = (row["reduction"]["gflops"], 100 * row["metrics"]["acc1"], 100 * row["metrics"]["acc1_stderr"])
-        lines.setdefault((name, rest), []).append(point)
-    for (name, rest), points in sorted(lines.items()):
-        cost, accuracy, error = zip(*sorted(points), strict=True)
-        style = {"drop": "-", "merge": "--"}[rest] if name != "none" else ""
-        label = name if name in ("none", "pool") else f"{name}, rest={rest}"
-        axis.errorbar(cost, accuracy, error, fmt=f"o{style}", color=COLOURS[name], label=label, markersize=4, capsize=2)
-    axis.set_xlabel("GFLOPs an image")
-    axis.set_ylabel("zero-shot acc1, %")
-    axis.set_title("embedded test set, cut after half the depth", fontsize=10)
+def kind(text: str) -> str:
+    """What a plan is drawn as."""
+    plan = Plan.parse(text)
+    names = {step.method.name for step in plan.steps}
+    if names == {"resize", "cover"}:
+        return "resize + cover"
+    if len(names) == 1 and names <= {"cover", "resize", "tome"}:
+        return names.pop()
+    return "rest merged" if any(step.merges for step in plan.steps) else "rest dropped"
+
+
+def read_points(pattern: str) -> list[tuple[str, float, float, float]]:
+    """(plan, speed-up, lost points, standard error) of every plan in the result files."""
+    points = []
+    for path in sorted(RESULTS.glob(pattern)):
+        found = json.loads(path.read_text())
+        if "rows" in found:
+            points += [(row["plan"], row["speedup"], row["lost"], row["lost_stderr"]) for row in found["rows"]]
+        elif "lost" in (cut := found["reduction"]):
+            speed = cut["images_per_second"] / cut["images_per_second_full"]
+            points.append((cut["plan"], speed, cut["lost"], cut["lost_stderr"]))
+    return [point for point in points if point[0] != "none" and "sizes=no" not in point[0]]
+
+
+def draw_losses(axis: Any, title: str, points: list[tuple[str, float, float, float]]) -> None:
+    for name, (colour, marker) in KINDS.items():
+        chosen = [(speed, 100 * lost, 100 * error) for plan, speed, lost, error in points if kind(plan) == name]
+        if chosen:
+            speeds, losses, errors = zip(*chosen, strict=True)
+            axis.errorbar(speeds, losses, errors, fmt=marker, color=colour, label=name, markersize=5, capsize=2, elinewidth=1)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.invert_yaxis()
+    axis.set_title(title, fontsize=9)
+    axis.tick_params(labelsize=8)
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7, handlelength=3.5, ncols=2, loc="lower right")
 
 
 def main() -> None:
-    figure = Picture(figsize=(12, 4.2), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.35, 1])
+    figure = Picture(figsize=(13, 5), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[1.2, 1])
     draw_images(left)
-    draw_curve(right.subplots())
+    axes = right.subplots(2, 2)
+    for axis, (title, pattern) in zip(axes.flat, MODELS.items(), strict=True):
+        draw_losses(axis, title, read_points(pattern))
+    right.supxlabel("measured speed-up", fontsize=9)
+    right.supylabel("lost, percentage points (up is better)", fontsize=9)
+    handles: dict[str, Any] = {}
+    for axis in axes.flat:
+        handles |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    right.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=8)
     (ROOT / "docs/picture.png").write_bytes(figure.png())
 
 

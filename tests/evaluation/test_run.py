@@ -35,7 +35,11 @@ def test_without_arguments_the_embedded_model_meets_the_controls(
     made = [json.loads(path.read_text()) for path in (tmp_path / "results").iterdir()]
     assert {result["reduction"]["plan"]: result["reduction"]["tokens_out"] for result in made} == {
         "none": 196,
+        "cover@2:56": 56,
+        "cover:32": 32,
+        "resize(size=88)": 121,
         "anchor(k=10,m=50,alpha=0.5)": 60,
+        "anchor:60(rest=merge)": 60,
         "random:60": 60,
         "grid:60": 60,
     }

@@ -7,6 +7,6 @@ after half the depth. docs/cover.md has what they cost and what they lose on eac
 from __future__ import annotations
 
 MIXES = {
-    "2x": "resize(scale=0.857) + cover:33%",
-    "3x": "resize(scale=0.714) + cover:24%",
+    "2x": "resize(scale=0.857) + cover:36%",
+    "3x": "resize(scale=0.714) + cover:32%",
 }
