@@ -27,6 +27,6 @@ def read_plan_text(text: str) -> str:
     plan = content.get(KEY) if isinstance(content, dict) else None
     if not isinstance(plan, str) or not plan.strip() or plan.strip().startswith(SIGN):
         raise UserError(
-            f"the plan {text}: {name} has no plan in it (a text under the key {KEY!r}), as tokensieve tune writes it"
+            f"the plan {text}: {name} holds no plan, which is a text under the key {KEY!r}; tokensieve tune writes such a file"
         )
     return plan

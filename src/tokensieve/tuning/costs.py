@@ -2,7 +2,7 @@
 
 The operations of a block are a polynomial of second degree in its tokens, so those of a model are a linear function of
 
-    1,  sum of n,  sum of n^2 over the blocks of the tower,  and the same two sums over the layers of the language model.
+    1,  patches of the image,  sum of n and sum of n^2 over the blocks of the tower,  the same two over the language model.
 
 A time is not an operation count. For every method one plan is timed, and its exponent a = log(measured) / log(ratio of
 operations) turns a ratio of operations into the speed-up that is expected of other plans of this method.
@@ -31,7 +31,10 @@ def probe_plans(outline: Outline) -> list[Plan]:
     places = [str(max(1, depth // 4)), str(max(1, depth // 2))] if depth else []
     if decoder is not None:
         places += ["out", f"llm.{max(1, decoder // 2)}"] if depth else ["llm.0", f"llm.{max(1, decoder // 2)}"]
-    return [Plan(), *(Plan.parse(f"random@{place}:{max(1, n // part)}") for place in places for part in (2, 4, 8))]
+    plans = [Plan(), *(Plan.parse(f"random@{place}:{max(1, n // part)}") for place in places for part in (2, 4, 8))]
+    if depth and not outline.no_resize_reason:
+        plans.append(Plan.parse(f"{RESIZE}(size={max(1, outline.side // 2) * outline.patch})"))
+    return plans
 
 
 @dataclass
@@ -139,4 +142,6 @@ class Costs:
 
 def _terms(outline: Outline, plan: Plan) -> list[float]:
     blocks, layers = outline.counts(plan)
-    return [1.0, *(float(sum(n**power for n in counts)) for counts in (blocks, layers) for power in (1, 2))]
+    image = Plan() if plan.image_step is None else Plan((plan.image_step,))
+    patches = float(sum(outline.counts(image)[0][:1]))  # 0 where there is no tower
+    return [1.0, patches, *(float(sum(n**power for n in counts)) for counts in (blocks, layers) for power in (1, 2))]

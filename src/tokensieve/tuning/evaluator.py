@@ -44,7 +44,7 @@ class Evaluator:
     def seconds_per_image(self) -> float:
         """Of the full model, from one batch after a warm-up."""
         n = min(self.batch_size, len(self.subject.images))
-        inputs = self._batch(0, n)
+        inputs = self.batch(0, n)
         self.outputs(None, [(0, min(n, 2))])
         start = time.perf_counter()
         self._run(None, inputs, 0, n)
@@ -52,7 +52,7 @@ class Evaluator:
 
     def compute_full(self, n: int, progress: Callable[[int], Any] = lambda done: None) -> None:
         """Computes the outputs of the full model for the first n images, as far as they are not there."""
-        ranges = [(a, b) for a, b in self._ranges(n) if b > len(self.full)]
+        ranges = [(a, b) for a, b in self.ranges(n) if b > len(self.full)]
         if ranges:
             done = [self.full[: ranges[0][0]]] if len(self.full) else []
             self.full = torch.cat([*done, self.outputs(None, ranges, progress)])
@@ -60,7 +60,7 @@ class Evaluator:
     def measures(self, plan: Plan, n: int) -> tuple[dict[str, Tensor], Handle]:
         """Every measure of the first n images (n,), and the handle with the ledger of the last batch."""
         handle = self.handle(plan)
-        reduced = self.outputs(handle, self._ranges(n))
+        reduced = self.outputs(handle, self.ranges(n))
         return self.subject.compare(self.full[:n], reduced), handle
 
     def gflops(self, plan: Plan) -> float:
@@ -75,7 +75,7 @@ class Evaluator:
         """What the subject compares, of these ranges of images: (N, F), float32, on the CPU."""
         made = []
         for start, stop in ranges:
-            made.append(self._run(handle, self._batch(start, stop), start, stop).float().cpu())
+            made.append(self._run(handle, self.batch(start, stop), start, stop).float().cpu())
             progress(stop - start)
         return torch.cat(made)
 
@@ -102,7 +102,7 @@ class Evaluator:
     def _timing_batch(self) -> tuple[Inputs, int]:
         if self._timed is None:
             n = min(self.batch_size, len(self.subject.images))
-            inputs = self._batch(0, n)
+            inputs = self.batch(0, n)
             while n > LEAST_TIMED:
                 start = time.perf_counter()
                 self._run(None, inputs, 0, n)
@@ -124,11 +124,11 @@ class Evaluator:
             with handle, handle.call(samples=torch.arange(start, stop)):
                 return self.subject.run(self.model, inputs)
 
-    def _ranges(self, n: int) -> list[tuple[int, int]]:
+    def ranges(self, n: int) -> list[tuple[int, int]]:
         """The batches of the first n images; only the last may be smaller."""
         return [(start, min(n, start + self.batch_size)) for start in range(0, n, self.batch_size)]
 
-    def _batch(self, start: int, stop: int) -> Inputs:
+    def batch(self, start: int, stop: int) -> Inputs:
         """Images are read and transformed once and kept on the CPU."""
         if (start, stop) not in self._batches:
             self._batches[start, stop] = self.subject.batch(start, stop)
