@@ -52,19 +52,17 @@ def test_the_counts_are_those_of_the_ledger(evaluator: Evaluator, costs: Costs, 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_operations_are_predicted(evaluator: Evaluator, costs: Costs, plan: str) -> None:
-    """The patch embedding of smaller images, and nothing else, is not part of the prediction."""
-    assert costs.operations(Plan.parse(plan)) == pytest.approx(evaluator.gflops(Plan.parse(plan)), rel=0.06)
+    assert costs.operations(Plan.parse(plan)) == pytest.approx(evaluator.gflops(Plan.parse(plan)), rel=1e-3)
 
 
-@pytest.mark.parametrize("side", [3, 4])
-def test_the_budget_is_the_largest_that_reaches_the_goal(costs: Costs, side: int) -> None:
-    candidate = Candidate(side, "cover", "1")
-    plan = costs.at_goal(candidate, 2.0)
-    assert plan is not None and costs.speedup(plan, "cover") >= 2.0
+@pytest.mark.parametrize(("side", "goal"), [(3, 2.6), (4, 2.0)])
+def test_the_budget_is_the_largest_that_reaches_the_goal(costs: Costs, side: int, goal: float) -> None:
+    plan = costs.at_goal(Candidate(side, "cover", "1"), goal)
+    assert plan is not None and costs.speedup(plan, "cover") >= goal
     (step,) = plan.token_steps
     assert step.budget is not None
     more = Plan.parse(str(plan).replace(f":{step.budget}", f":{int(step.budget.amount) + 1}"))
-    assert costs.speedup(more, "cover") < 2.0
+    assert costs.speedup(more, "cover") < goal
 
 
 def test_what_cannot_reach_a_goal_gives_no_plan(costs: Costs) -> None:

@@ -116,7 +116,7 @@ def _table(found: Found) -> Any:
 
     best, front = found.best, found.front
     table = Table(title=found.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("plan", overflow="fold", min_width=24)
+    table.add_column("plan", overflow="fold", min_width=18)
     others = list(found.rows[0].values)[1:]
     heads = [found.distance.replace(" div", "\ndiv"), "more than\nbest", *(name.replace("_", "\n") for name in others)]
     heads += ["speed\n-up", "oracle", "tokens"]

@@ -89,9 +89,7 @@ def model_type(args: argparse.Namespace) -> ModelType:
 def check_goal(args: argparse.Namespace) -> Goal:
     """The goal of the flags; a UserError if it is none."""
     if args.speedup is not None and not (math.isfinite(args.speedup) and args.speedup > 1):
-        raise UserError(
-            f"--speedup {args.speedup:g}: a plan is sought that is faster than the model; give more than 1, such as 2"
-        )
+        raise UserError(f"--speedup {args.speedup:g}: the plan is to be faster than the model; give more than 1, such as 2")
     if args.speedup is None and args.keep is None:
         return Goal(2.0, None)
     return Goal(args.speedup, args.keep)

@@ -134,7 +134,8 @@ class Space:
             add("random", side, 0.4, rest="drop")
         for name in self.methods:
             if name not in ("cover", "anchor", *CONTROLS):
-                add(name, sides[min(1, len(sides) - 1)], 0.5, rest="merge")
+                merging = {"rest": "merge"} if get_method(name).selects else {}
+                add(name, sides[min(1, len(sides) - 1)], 0.5, **merging)
         return made
 
 
