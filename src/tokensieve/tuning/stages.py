@@ -53,7 +53,8 @@ class Tuning:
 
     def search(self, trials: int, until: float) -> None:
         """Cheap trials until there are so many, or the time is over. The seeds are always tried."""
-        seeds = self.space.seeds()
+        at_goal = {} if self.goal.keep is not None else {"goal": self.goal.speedup}
+        seeds = [{**seed, **at_goal} for seed in self.space.seeds()]
         self.record.enqueue(seeds)
         attempts = REJECTED * trials
         while len(self.record.trials) < trials and attempts > 0:
@@ -76,7 +77,7 @@ class Tuning:
             return None
         assert self.goal.speedup is not None
         low, high = (share * self.goal.speedup for share in GOALS)
-        return float(trial.suggest_float("goal", max(1.05, low), high, log=True))
+        return float(trial.suggest_float("goal", min(self.goal.speedup, max(1.05, low)), high, log=True))
 
     def _plan(self, candidate: Candidate, goal: float | None) -> Plan | None:
         try:
