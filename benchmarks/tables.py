@@ -325,16 +325,20 @@ def first() -> str:
     rows: list[list[str]] = []
     for file, (title, plans) in FIRST.items():
         (found,) = read(file)
-        for row in sorted(found["rows"], key=lambda row: -row["acc1"]):
+        for row in sorted(found["rows"], key=lambda row: (row["plan"] != "none", -row["acc1"])):
             if row["plan"] in plans:
                 cells = ["" if row["plan"] == "none" else points(row["lost"], row["lost_stderr"]), f"{row['speedup']:.2f}x"]
                 rows.append([title, f"`{row['plan']}`", f"{100 * row['acc1']:.1f}", *cells])
     for pattern, (title, metric, plans) in FIRST_EVALS.items():
         shown = [row for row in read(pattern) if row["reduction"]["plan"] in plans]
-        for row in sorted(shown, key=lambda row: -row["metrics"][metric]):
+        full = next(row["metrics"][metric] for row in shown if row["reduction"]["plan"] == "none")
+        for row in sorted(shown, key=lambda row: (row["reduction"]["plan"] != "none", -row["metrics"][metric])):
             cut = row["reduction"]
+            difference = "" if cut["plan"] == "none" else f"{100 * (full - row['metrics'][metric]):.1f}"
             speed = cut["images_per_second"] / cut["images_per_second_full"]
-            rows.append([title, f"`{cut['plan']}`", f"{100 * row['metrics'][metric]:.1f}", lost(row), f"{speed:.2f}x"])
+            rows.append(
+                [title, f"`{cut['plan']}`", f"{100 * row['metrics'][metric]:.1f}", lost(row) or difference, f"{speed:.2f}x"]
+            )
     named: set[str] = set()
     for row in rows:  # the model stands in its first row
         row[0], _ = ("" if row[0] in named else row[0]), named.add(row[0])

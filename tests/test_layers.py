@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("data", ("embedded", "data")),
     ("measuring and tasks", ("measuring", "tasks", "testing")),
     ("evaluation and pictures", ("evaluation", "drawing")),
-    ("configurations, trainings, reports", ("config", "training", "search", "report", "embedded.recipes")),
+    ("configurations, trainings, reports", ("config", "training", "search", "tuning", "report", "embedded.recipes")),
     ("re-identification", ("reid",)),
     ("command line", ("cli", "__main__", "=")),
 )

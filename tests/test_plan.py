@@ -1,6 +1,7 @@
 """Plans: text and value are inverse, budgets count exactly, errors show the place and what was probably meant."""
 
 import copy
+import json
 import pickle
 from fractions import Fraction
 
@@ -259,3 +260,30 @@ def test_values_made_in_python_equal_those_of_a_text():
 def test_a_wrong_type_is_a_user_error(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_a_plan_in_a_file(tmp_path):
+    file = tmp_path / "with a space.json"
+    file.write_text(json.dumps({"plan": "resize(size=96) + cover@4:16", "front": []}))
+    assert Plan.parse(f" @{file} ") == as_plan(f"@{file}") == Plan.parse("resize(size=96) + cover@4:16")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read .No such file"),
+        ("{", "is not a JSON file"),
+        ("[1]", "holds no plan"),
+        ('{"plan": null}', "holds no plan"),
+        ('{"plan": "@other.json"}', "holds no plan"),
+        ('{"plan": "covre:16"}', "Did you mean 'cover:16'"),
+    ],
+)
+def test_a_file_without_a_plan_is_a_user_error(tmp_path, content, message):
+    file = tmp_path / "tune.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=message):
+        Plan.parse(f"@{file}")
+    with pytest.raises(UserError, match="read from a file"):
+        Plan.parse("@")

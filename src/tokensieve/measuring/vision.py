@@ -20,10 +20,10 @@ from tokensieve import files, provenance
 from tokensieve.core import Reduction, View
 from tokensieve.cutting.handle import Handle
 from tokensieve.cutting.passes import IMAGE
-from tokensieve.device import find_device, timed
+from tokensieve.device import find_device
 from tokensieve.measuring.flops import gflops
 from tokensieve.measuring.memory import peak_memory
-from tokensieve.measuring.rounds import detached_handle, median_ratio
+from tokensieve.measuring.rounds import detached_handle, interleaved_seconds, median_ratio
 from tokensieve.measuring.tables import print_vision_rows
 from tokensieve.methods.registry import describe
 from tokensieve.models import loading
@@ -131,10 +131,8 @@ def measure(
     calls = [encode(handle) for handle in (None, *handles, *oracles)]
     for call in calls:  # warm-up
         call()
-    seconds: list[list[float]] = [[] for _ in calls]
-    for turn in trange(repeats, desc=f"batch {len(images)}", unit="round", disable=quiet, leave=False):
-        for number in [(turn + i) % len(calls) for i in range(len(calls))]:
-            seconds[number].append(timed(calls[number], images.device)[1])
+    rounds = trange(repeats, desc=f"batch {len(images)}", unit="round", disable=quiet, leave=False)
+    seconds = interleaved_seconds(calls, images.device, rounds)
     unused = [encode(detached_handle(net, plan, weights)) for plan in plans]  # they hold nothing of earlier batches
     peaks = [peak_memory(call, images.device) for call in (calls[0], *unused)]
     full, reduced, ideal_times = seconds[0], seconds[1 : 1 + len(plans)], seconds[1 + len(plans) :]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args
 
 from tokensieve.errors import WINDOW, PlanError, UserError, describe_value, did_you_mean, nearest
 from tokensieve.methods.registry import REGISTRY, Method, option_text
+from tokensieve.plan.file import SIGN, read_plan_text
 from tokensieve.plan.grammar import (
     EXAMPLES,
     MAX_LENGTH,
@@ -223,7 +224,7 @@ class Plan:
         Args:
             text: steps METHOD@WHERE:BUDGET(OPTION=VALUE,...) joined by "+", or "none". WHERE is 6, 3,6, -1, *, 6.attn, out
                 or llm.2; BUDGET is 60, 40% or -8. Everything but METHOD may be left out where it has a default.
-                A text may also be the name of a mix, such as 2x.
+                A text may also be the name of a mix, such as "2x", or "@FILE", a file that `tokensieve tune` wrote.
 
         Raises:
             UserError: the text is not a plan. The message shows the place and, where it can, what was probably meant.
@@ -234,6 +235,8 @@ class Plan:
         """
         if not isinstance(text, str):
             raise UserError(f"a plan is a text, {EXAMPLES}, not {describe_value(text)}")
+        if text.lstrip().startswith(SIGN):
+            text = read_plan_text(text.strip())
         try:
             text = clean(text)
             return cls(_read_plan(text))

@@ -29,6 +29,7 @@ MODEL_TYPES.add(
         f"{embedded.REID}, or the folder of a training, which holds the weights; --pretrained is not used",
         check="tokensieve.reid.loading:check_model",
         load="tokensieve.reid.loading:load",
+        tune="tokensieve.reid.tuning:ObjectFeatures",
         default_model=embedded.REID,
         is_model_name="tokensieve.reid.loading:is_model_name",
     ),

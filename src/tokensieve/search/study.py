@@ -114,11 +114,12 @@ def open_study(data: Mapping[str, Any], config: Training, folder: Path, name: st
         )
     seed = [search.seed, len(study.get_trials(deepcopy=False))]  # a continued study does not repeat its draws
     with without_warnings():
-        study.sampler = import_optuna().samplers.TPESampler(seed=_mixed(seed), constant_liar=True)
+        study.sampler = import_optuna().samplers.TPESampler(seed=mixed_seed(seed), constant_liar=True)
     return study
 
 
-def _mixed(seed: Sequence[int]) -> int:
+def mixed_seed(seed: Sequence[int]) -> int:
+    """One seed made of several numbers."""
     import numpy as np
 
     return int(np.random.SeedSequence(seed).generate_state(1)[0])

@@ -19,6 +19,8 @@ class ModelType:
     architecture: str | None = None  # (model, pretrained, image_size, cache_dir) -> the bare model, for bench
     bench: str = "tokensieve.measuring.vision:bench"  # (arguments of `bench`) -> None: measures plans on its models
     bench_model: str = ""  # measured where --model is not given
+    tune: str = "tokensieve.tuning.features:ImageFeatures"  # a Subject: how `tune` compares a plan with the full model
+    takes_questions: bool = False  # its models answer questions about images: `tune --questions`
     default_model: str | None = None  # used where --model is not given
     default_pretrained: str | None = None  # (model) -> weights used where --pretrained is not given; None: always ""
     example: str = ""  # of types without a default model: what to type
@@ -85,6 +87,8 @@ MODEL_TYPES.add(
         check=f"{LOADING}.vlm:check_model",
         load=f"{LOADING}.vlm:load",
         bench="tokensieve.measuring.vlm:bench",
+        tune="tokensieve.tuning.answers:NextTokens",
+        takes_questions=True,
         bench_model=embedded.LLAVA,
         default_model=embedded.LLAVA,
         is_model_name=f"{LOADING}.vlm:is_embedded",

@@ -1,0 +1,116 @@
+"""The images that a search uses: files of the user, of which some may be damaged, in a fixed random order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tokensieve.data.images import BrokenImage, open_image
+from tokensieve.errors import UserError
+from tokensieve.provenance import digest, file_stat
+
+LEAST = 8  # readable images; fewer say nothing about others
+SHOWN = 5  # names in a message
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks to be compared: the model's name, the images and, of models that read text, the questions."""
+
+    model: str
+    images: Sequence[str] | None = None  # files and folders; None: those that ship with the model
+    questions: str | None = None  # a text file
+    limit: int = 256  # images at most
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images in the order in which they are used, so that the first few are a random sample of all."""
+
+    source: str  # where they are from, in words
+    fingerprint: str  # of names, sizes and times of the files
+    items: Sequence[Any]  # what a Subject reads: files, or indices of drawn samples
+    available: int  # how many there were to choose from
+    unreadable: dict[str, str] = field(default_factory=dict)  # file: reason
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def find_images(request: Request) -> ImageSet:
+    """The readable images among the files and folders of a request; a UserError if they are too few."""
+    assert request.images is not None
+    files = list_files(request.images)
+    return select_readable([str(file) for file in files], request, lambda file: open_image(file))
+
+
+def select_readable(files: Sequence[str], request: Request, read: Callable[[str], Any]) -> ImageSet:
+    """Up to `limit` files that `read` can decode, in an order that depends on the seed alone."""
+    source = ", ".join(request.images or ())
+    kept: list[str] = []
+    unreadable: dict[str, str] = {}
+    for number in np.random.default_rng(request.seed).permutation(len(files)):
+        if len(kept) == request.limit:
+            break
+        try:
+            read(files[number])
+            kept.append(files[number])
+        except BrokenImage as error:
+            unreadable[files[number]] = str(error)
+    check_count(len(kept), source, unreadable)
+    return ImageSet(source, digest([(file, *file_stat(file)) for file in kept]), kept, len(files), unreadable)
+
+
+def draw_numbers(name: str, length: int, request: Request) -> ImageSet:
+    """Indices of drawn samples, in a random order."""
+    order = np.random.default_rng(request.seed).permutation(length)[: request.limit]
+    check_count(len(order), name, {})
+    return ImageSet(name, digest([name, length]), [int(index) for index in order], length)
+
+
+def list_files(paths: Iterable[str]) -> list[Path]:
+    """The image files among files and folders (with the folders inside), sorted; files count whatever their ending."""
+    endings = set(Image.registered_extensions())
+    found: dict[Path, None] = {}
+    for text in paths:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            inside = (file for file in path.rglob("*") if file.suffix.lower() in endings and not file.name.startswith("."))
+            found |= dict.fromkeys(sorted(file for file in inside if file.is_file()))
+        elif path.is_file():
+            found[path] = None
+        else:
+            raise UserError(f"--images {text}: there is no such file or folder")
+    return list(found)
+
+
+def check_count(readable: int, source: str, unreadable: dict[str, str]) -> None:
+    """A UserError if there are too few images."""
+    if readable < LEAST:
+        damaged = f" ({describe_unreadable(unreadable)})" if unreadable else ""
+        raise UserError(f"--images {source}: {readable} readable images, but at least {LEAST} are needed{damaged}")
+
+
+def describe_unreadable(unreadable: dict[str, str]) -> str:
+    """How many files cannot be read, with the names and reasons of some."""
+    shown = [f"{file}: {' '.join(reason.split())[:80]}" for file, reason in list(unreadable.items())[:SHOWN]]
+    more = f"; and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
+    return f"{len(unreadable)} cannot be read: {'; '.join(shown)}{more}"
+
+
+def read_questions(path: str) -> list[str]:
+    """The questions of a text file, one a line."""
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--questions {path} is not a text file with one question a line: {error}") from None
+    questions = [line.strip() for line in lines if line.strip()]
+    if not questions:
+        raise UserError(f"--questions {path} holds no question; write one a line")
+    return questions
