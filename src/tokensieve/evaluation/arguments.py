@@ -7,7 +7,8 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokensieve.cutting.selection import pruning_plan, selection_plan
+from tokensieve.cutting.pruning import pruning_plan
+from tokensieve.cutting.selection import selection_plan
 from tokensieve.data import registry as data_registry
 from tokensieve.errors import UserError
 from tokensieve.evaluation.defaults import default_dataset, default_model

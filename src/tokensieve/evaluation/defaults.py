@@ -1,8 +1,8 @@
 """The data set, model and weights of an evaluation where they are not given.
 
 Without --dataset, --model and --pretrained they are the embedded ones. As soon as one of them is given, the others are those of
-clip_benchmark, except that an embedded data set goes with its embedded model, and an embedded model with its embedded data. Tasks
-on other contents than labels, and model types with tasks of their own, keep the embedded data that they declare.
+clip_benchmark, except that an embedded data set goes with its embedded model, and an embedded model with its embedded data.
+Tasks on other contents than labels, and model types with tasks of their own, keep the embedded data that they declare.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ FUSIONS = ("cls", "weighted", "mean")
 PRUNE_RESTS = ("drop", "merge", "fuse")
 DEFAULTS_RULE = (
     f"As soon as one of --dataset, --model and --pretrained is given, the others default to {BENCHMARK_DATASET}, "
-    f"{BENCHMARK_MODEL} and {BENCHMARK_PRETRAINED} as in clip_benchmark; only embedded data goes with its embedded model, and an "
-    "embedded model with its embedded data."
+    f"{BENCHMARK_MODEL} and {BENCHMARK_PRETRAINED} as in clip_benchmark; only embedded data goes with its embedded model, and "
+    "an embedded model with its embedded data."
 )
 
 WHAT = "what to evaluate"

@@ -32,7 +32,9 @@ def table_remarks(
         lost = f"{HANDLED[step.rest]} {done['tokens_in'] - done['tokens_out']} of {done['tokens_in']} tokens"
         rivals = list(_rivals(step, done, rows))
         best = max(
-            ((*_gain(rows, scores, number, rival, metric), rival) for rival in rivals), default=(0.0, 0.0, 0), key=lambda gain: gain[0]
+            ((*_gain(rows, scores, number, rival, metric), rival) for rival in rivals),
+            default=(0.0, 0.0, 0),
+            key=lambda gain: gain[0],
         )
         gain, error, rival = best
         if gain > CLEARLY * error:
@@ -44,8 +46,7 @@ def table_remarks(
             )
         elif not rivals and by_pruning_flag and number == 0:
             remarks.append(
-                f"--enable_pruning {lost}; --prune_rest merge merges each of them into the most similar kept token instead, and "
-                f"--compare cover:{done['tokens_out']} merges all of them: both keep as many tokens."
+                f"--enable_pruning {lost}; --prune_rest merge merges each of them into the most similar kept token instead."
             )
     return remarks
 

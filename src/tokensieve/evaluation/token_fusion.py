@@ -26,7 +26,6 @@ from tokensieve.evaluation.flags import FUSIONS
 from tokensieve.models.features import encode_image, get_image_features_with_tokens
 from tokensieve.models.registry import open_tower
 
-
 ANCHOR_RULE = "score 1"  # how anchors are weighted, for results
 
 
