@@ -179,12 +179,12 @@ class TowerCuts:
     def _reduce(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:
         at_head = self._is_at_head(cut)
         step, p = cut.step, 1 if at_head else self.tower.prefix
-        prefix, tokens = x[:, :p], x[:, p:]
-        n = tokens.shape[1]
+        n = x.shape[1] - p
         keep = self.chooser.tokens_to_keep(cut, n)
         if keep == n:
             state.ledger.append(Row(cut.name, n, n))
             return x
+        prefix, tokens = x[:, :p], x[:, p:]
         with torch.autocast(x.device.type, enabled=False):  # scores need full precision
             view = View(
                 tokens=tokens,
