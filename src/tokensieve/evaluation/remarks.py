@@ -13,7 +13,7 @@ from tokensieve.tasks.registry import is_percent
 from tokensieve.tasks.statistics import grouped_stderr
 
 CLEARLY = 2.0  # standard errors of the difference
-HANDLED = {"drop": "drops", "zero": "sets to 0"}  # rest: the verb, of plans that lose the tokens which are not selected
+HANDLED = {"drop": "drops {}", "zero": "sets {} to 0"}  # by rest, where the tokens that are not selected are lost
 
 
 def table_remarks(
@@ -29,7 +29,7 @@ def table_remarks(
         step = _losing_step(done)
         if step is None:
             continue
-        lost = f"{HANDLED[step.rest]} {done['tokens_in'] - done['tokens_out']} of {done['tokens_in']} tokens"
+        lost = HANDLED[step.rest].format(f"{done['tokens_in'] - done['tokens_out']} of {done['tokens_in']} tokens")
         rivals = list(_rivals(step, done, rows))
         best = max(
             ((*_gain(rows, scores, number, rival, metric), rival) for rival in rivals),
