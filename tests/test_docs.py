@@ -181,6 +181,28 @@ def _exists(name):
     return True
 
 
+SPEC_ROWS = PAGES["docs/spec-rows.md"]
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tests/[^`]+)`", SPEC_ROWS))))
+def test_tests_of_the_specification_exist(name):
+    file, _, test = name.partition("::")
+    assert re.search(rf"^def {test}\(", (ROOT / file).read_text(encoding="utf-8"), flags=re.MULTILINE), name
+
+
+@pytest.mark.parametrize("line", sorted(set(re.findall(r"`(tokensieve [^`]+)` \|$", SPEC_ROWS, flags=re.MULTILINE))))
+def test_commands_of_the_specification_are_understood(line):
+    args = cli.parse(shlex.split(line)[1:])
+    for plan in [getattr(args, "plan", None) or "none", *getattr(args, "compare", [])]:
+        Plan.parse(plan)
+
+
+def test_every_requirement_has_a_test():
+    rows = [line.split(" | ") for line in SPEC_ROWS.splitlines() if line.startswith("| ") and not line.startswith("| row ")]
+    assert len(rows) > 40
+    assert [row[0] for row in rows if "`tests/" not in row[1]] == []
+
+
 def test_labels_of_the_specifications_are_only_in_the_table_of_origins():
     for page, text in (PAGES | COMMENTED | {"CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")}).items():
         if page == "docs/design.md":

@@ -75,6 +75,10 @@ def test_in_training_the_choice_is_hard_too(model, scorer, rest):
 
 
 @pytest.mark.parametrize("rest", RESTS)
+def test_the_network_of_the_selector_is_public():
+    assert get_method("learned").part is tokensieve.SelectionNetwork
+
+
 def test_the_gate_is_exactly_one(scorer, rest):
     view = replace(make_view(width=128), part=scorer.train())
     gated = learned(view, 7)
