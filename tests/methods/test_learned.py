@@ -75,10 +75,6 @@ def test_in_training_the_choice_is_hard_too(model, scorer, rest):
 
 
 @pytest.mark.parametrize("rest", RESTS)
-def test_the_network_of_the_selector_is_public():
-    assert get_method("learned").part is tokensieve.SelectionNetwork
-
-
 def test_the_gate_is_exactly_one(scorer, rest):
     view = replace(make_view(width=128), part=scorer.train())
     gated = learned(view, 7)
@@ -114,6 +110,10 @@ def test_exploration_changes_the_choice_in_training_only(scorer):
     scorer.train()
     assert not torch.equal(learned(view, 6).index, plain)
     assert torch.equal(learned(view, 6).index, learned(view, 6).index)  # an image's noise is its own
+
+
+def test_the_network_of_the_selector_is_public():
+    assert get_method("learned").part is tokensieve.SelectionNetwork
 
 
 def test_a_register_is_no_cls_token(scorer):
