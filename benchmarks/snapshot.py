@@ -68,9 +68,9 @@ with torch.no_grad():
     anchors = tokensieve.select_anchor_tokens(whole, 5, attention=block)
     print(first(feature), first(tokens), anchors.tolist())
     print(first(tokensieve.compute_importance_scores(whole, anchors, attention=block)))
-    print(first(tokensieve.compute_diversity_scores(whole, anchors)))
+    print(first(tokensieve.compute_diversity_scores(whole, anchors, attention=block)))
     print(checksum(tokensieve.select_tokens_with_scoring(whole, attention=block)))
-    print(first(tokensieve.apply_token_selection(whole, attention=block).sum(0)))
+    print(first(tokensieve.apply_token_selection(whole).sum(0)))
     print(first(tokensieve.PrunedVisionEncoder(model, k_anchors=5, top_m=20)(images)))
     with tokensieve.apply_pruning_to_model(model, prune_layer=2) as handle:
         print(first(model.encode_image(images)), handle.ledger)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # type checkers and editors read these; at run time a name is
     from tokensieve.core import View as View
     from tokensieve.cutting.handle import Handle as Handle
     from tokensieve.cutting.handle import apply as apply
-    from tokensieve.cutting.selection import PrunedVisionEncoder as PrunedVisionEncoder
-    from tokensieve.cutting.selection import apply_pruning_to_model as apply_pruning_to_model
+    from tokensieve.cutting.pruning import PrunedVisionEncoder as PrunedVisionEncoder
+    from tokensieve.cutting.pruning import apply_pruning_to_model as apply_pruning_to_model
     from tokensieve.cutting.selection import apply_token_selection as apply_token_selection
     from tokensieve.cutting.selection import compute_diversity_scores as compute_diversity_scores
     from tokensieve.cutting.selection import compute_importance_scores as compute_importance_scores
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # type checkers and editors read these; at run time a name is
     from tokensieve.cutting.selection import select_tokens_with_scoring as select_tokens_with_scoring
     from tokensieve.errors import Uncuttable as Uncuttable
     from tokensieve.errors import UserError as UserError
+    from tokensieve.methods.learned import SelectionNetwork as SelectionNetwork
     from tokensieve.methods.registry import Method as Method
     from tokensieve.methods.registry import list_methods as list_methods
     from tokensieve.methods.registry import method as method
@@ -57,9 +58,10 @@ _MODULES = {  # public name -> the module that defines it
     "compute_diversity_scores": "cutting.selection",
     "select_tokens_with_scoring": "cutting.selection",
     "apply_token_selection": "cutting.selection",
-    "PrunedVisionEncoder": "cutting.selection",
-    "apply_pruning_to_model": "cutting.selection",
+    "PrunedVisionEncoder": "cutting.pruning",
+    "apply_pruning_to_model": "cutting.pruning",
     "get_image_features_with_tokens": "models.features",
+    "SelectionNetwork": "methods.learned",
     "TokenSparse": "methods.sdtps",
     "TokenAggregation": "methods.sdtps",
 }

@@ -117,6 +117,17 @@ def integer_in(least: int, most: int | None = None) -> Callable[[str], int]:
     return check
 
 
+def positive(word: str) -> float:
+    """An argument type: a finite number above 0."""
+    try:
+        number = float(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number above 0") from None
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{word} is not a finite number above 0")
+    return number
+
+
 def fraction(word: str) -> float:
     """An argument type: a number from 0 to 1."""
     try:

@@ -1,18 +1,15 @@
-"""S1 and S2: the formulas, their traps, and the names users know."""
+"""Token selection as functions: the formulas, their traps, and both ways to call them."""
 
-import copy
-import inspect
-import pickle
 import warnings
 
 import pytest
 import torch
-from open_clip.transformer import VisionTransformer
 
 import tokensieve
-from tests.support.reference import anchor_choice, attention_matrix, pruned_features
+from tests.support.reference import anchor_choice, attention_matrix
 from tests.support.rounding import assert_near
 from tokensieve import UserError
+from tokensieve.cutting import selection
 from tokensieve.errors import PlanWarning
 from tokensieve.methods.anchor import importance
 from tokensieve.models.registry import open_tower
@@ -61,7 +58,7 @@ def test_scores_are_the_formula(tokens, block):
     with torch.no_grad():
         anchors = tokensieve.select_anchor_tokens(tokens, K, attention=block)
         importance = tokensieve.compute_importance_scores(tokens, anchors, attention=block)
-        diversity = tokensieve.compute_diversity_scores(tokens, anchors)
+        diversity = tokensieve.compute_diversity_scores(tokens, anchors, attention=block)
         matrix = attention_matrix(block, tokens)
         for b in range(len(tokens)):
             rows, others = 1 + torch.arange(24), 1 + anchors[b]
@@ -89,9 +86,10 @@ def test_attention_is_the_models_not_a_dot_product(tokens, block):
     assert not torch.equal(ours, raw) and not torch.equal(ours, cosine)
 
 
-def test_zero_fill_keeps_the_length(tokens, block):
+def test_zero_fill_keeps_the_length(clip, tokens, block):
     with torch.no_grad():
-        out = tokensieve.apply_token_selection(tokens, k=K, m=M, alpha=ALPHA, attention=block)
+        attention = open_tower(clip).blocks[0].attention_at(tokens)
+        out = tokensieve.apply_token_selection(tokens, k=K, m=M, alpha=ALPHA, attention=attention)
         kept = tokensieve.select_tokens_with_scoring(tokens, K, M, ALPHA, attention=block)
     assert out.shape == tokens.shape and torch.equal(out[:, 0], tokens[:, 0])
     for b in range(len(tokens)):
@@ -104,22 +102,160 @@ def test_pooled_features_are_returned_as_they_are():
     assert tokensieve.apply_token_selection(pooled, k=10, m=50, alpha=0.5) is pooled
 
 
-def test_defaults_above_the_number_of_patches_keep_everything_and_say_so(tokens, block):
-    with torch.no_grad(), pytest.warns(PlanWarning, match="everything is kept"):
-        assert torch.equal(tokensieve.apply_token_selection(tokens, attention=block), tokens)
+def test_defaults_above_the_number_of_patches_keep_everything_and_compute_nothing(tokens, block):
+    """k=10 and m=50 exceed the 24 patches here, as they exceed the 49 of ViT-B-32."""
+    features = {name: tokens.clone() for name in ("own", "authors")}
+    sizes = []
+    with torch.no_grad(), _Watch(sizes):
+        with pytest.warns(PlanWarning, match=r"k\+m=60 is not below the 24 patches: everything is kept"):
+            assert tokensieve.apply_token_selection(features["own"]) is features["own"]
+        with pytest.warns(PlanWarning, match="everything is kept"):
+            everything = tokensieve.select_tokens_with_scoring(tokens, attention=block)
+    assert torch.equal(everything, torch.arange(24).expand(4, -1))
+    assert max(sizes) <= 4 * 24
+    anchors = torch.tensor([[1, 2]] * 4)
+    with pytest.warns(PlanWarning, match="everything is kept"):
+        filled = tokensieve.select_tokens_with_scoring(features["authors"], anchors, torch.rand(4, 25), torch.rand(4, 25))
+    assert filled is features["authors"]
 
 
 @pytest.mark.parametrize("bad", [{"k": 0}, {"k": -1}, {"m": -1}, {"alpha": -0.1}, {"alpha": 1.1}, {"normalize": "softmax"}])
-def test_bad_values_are_errors(tokens, block, bad):
+def test_bad_values_are_errors(tokens, bad):
     with pytest.raises(UserError):
-        tokensieve.apply_token_selection(tokens, attention=block, **bad)
+        tokensieve.apply_token_selection(tokens, **bad)
 
 
-def test_missing_attention_is_an_error_not_another_method(tokens):
-    with pytest.raises(UserError, match="own attention"):
-        tokensieve.apply_token_selection(tokens)
+def by_identity(tokens, k, m, alpha):
+    """Kept patches, anchors, and scores of one image (1+N, D), by W_Q = W_K = identity and one head, one entry at a time."""
+    logits = [[sum(a * b for a, b in zip(x, y, strict=True)) / len(x) ** 0.5 for y in tokens] for x in tokens.tolist()]
+    matrix = torch.tensor(logits, dtype=torch.float64).softmax(-1)
+    return anchor_choice(matrix, tokens[1:], k, m, alpha)
+
+
+@pytest.fixture(scope="module")
+def small_tokens():
+    """In float64, (3, 1+12, 5). Short, so that the attention is not all on the token itself."""
+    return torch.randn(3, 13, 5, generator=torch.Generator().manual_seed(5)).double() * 0.7
+
+
+def test_tokens_alone_are_selected_by_the_identity(small_tokens):
+    """apply_token_selection(tokens, k, m, alpha), as the documents call it."""
+    out = tokensieve.apply_token_selection(small_tokens, 2, 4, 0.3, True)
+    for b, image in enumerate(small_tokens):
+        kept, _, _ = by_identity(image, 2, 4, 0.3)
+        assert [i - 1 for i in range(1, 13) if (out[b, i] != 0).any()] == kept
+        assert torch.equal(out[b, 0], image[0]) and all(torch.equal(out[b, 1 + i], image[1 + i]) for i in kept)
+    assert tokensieve.apply_token_selection(small_tokens, 2, 4, 0.3, False) is small_tokens
+    assert tokensieve.apply_token_selection(small_tokens, enabled=False) is small_tokens
+
+
+def test_the_identity_is_said_once(small_tokens):
+    selection._warn_of_identity.cache_clear()
+    with pytest.warns(PlanWarning, match=r"identity.*21 of the 60 .* 18 .*model= and images=.*return_attention=True") as caught:
+        for _ in range(3):
+            tokensieve.apply_token_selection(small_tokens, 2, 4)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+def test_authors_form_counts_cls_as_0_and_ours_counts_patches(small_tokens):
+    """The same choices in both forms, one apart; scores are of the whole sequence there, of the patches here."""
+    heads = small_tokens[:, None]
+    attention = Attention(heads, heads, prefix=1, scale=5**-0.5)
+    theirs, ours = (tokensieve.select_anchor_tokens(small_tokens, 3, **form) for form in ({}, {"attention": attention}))
+    assert torch.equal(theirs, ours + 1) and theirs.min() >= 1
+    for function in (tokensieve.compute_importance_scores, tokensieve.compute_diversity_scores):
+        whole, patches = function(small_tokens, theirs), function(small_tokens, ours, attention=attention)
+        assert whole.shape == (3, 13) and patches.shape == (3, 12)
+        torch.testing.assert_close(whole[:, 1:], patches)
+    for b, image in enumerate(small_tokens):
+        _, anchors, _ = by_identity(image, 3, 2, 0.5)
+        assert theirs[b].tolist() == [1 + i for i in anchors]
+
+
+@pytest.mark.parametrize("normalize", ["minmax", "none"])
+def test_authors_functions_together_are_apply_token_selection(small_tokens, normalize):
+    anchors = tokensieve.select_anchor_tokens(small_tokens, 2)
+    importance = tokensieve.compute_importance_scores(small_tokens, anchors)
+    diversity = tokensieve.compute_diversity_scores(small_tokens, anchors)
+    positional = tokensieve.select_tokens_with_scoring(
+        small_tokens, anchors, importance, diversity, 4, 0.3, normalize=normalize
+    )
+    named = tokensieve.select_tokens_with_scoring(
+        small_tokens, anchors=anchors, importance=importance, diversity=diversity, m=4, alpha=0.3, normalize=normalize
+    )
+    whole = tokensieve.apply_token_selection(small_tokens, 2, 4, 0.3, normalize=normalize)
+    assert torch.equal(positional, whole) and torch.equal(named, whole)
+    assert torch.equal((whole[:, 1:] != 0).any(-1).sum(1), torch.tensor([6, 6, 6]))
+
+
+@pytest.mark.parametrize(
+    ("anchors", "attention", "message"),
+    [
+        ([[0, 3]], None, "from 0 to 3: the patches are 1 to 12 here; without attention= they count CLS as 0"),
+        ([[1, 13]], None, "from 1 to 13: the patches are 1 to 12"),
+        ([[0, 12]], True, "from 0 to 12: the patches are 0 to 11 here; with attention= they count patches"),
+        ([[1], [2]], None, r"\(B, k\) with B = 1 and k >= 1, not \(2, 1\)"),
+    ],
+)
+def test_anchors_of_the_other_convention_are_errors(small_tokens, anchors, attention, message):
+    tokens = small_tokens[:1]
+    heads = tokens[:, None]
+    given = Attention(heads, heads, prefix=1, scale=1.0) if attention else None
+    for function in (tokensieve.compute_importance_scores, tokensieve.compute_diversity_scores):
+        with pytest.raises(UserError, match=message):
+            function(tokens, torch.tensor(anchors), attention=given)
+
+
+def test_scores_of_patches_alone_are_an_error_in_the_authors_form(small_tokens):
+    anchors = torch.tensor([[1, 2]] * 3)
+    with pytest.raises(UserError, match=r"diversity has one score for each token, CLS included: \(3, 13\), not \(3, 12\)"):
+        tokensieve.select_tokens_with_scoring(small_tokens, anchors, torch.rand(3, 13), torch.rand(3, 12))
+    with pytest.raises(UserError, match=r"or \(tokens, anchors, importance, diversity, m, alpha\)"):
+        tokensieve.select_tokens_with_scoring(small_tokens, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def output(clip, images):
+    """What leaves the last block, CLS first, (4, 25, 32), and its attention."""
+    with torch.no_grad():
+        _, patches, attention = tokensieve.get_image_features_with_tokens(clip, images, return_attention=True)
+        x = clip.visual.transformer(clip.visual._embeds(images))
+    assert torch.equal(x[:, 1:], patches)
+    return x, attention
+
+
+def test_the_models_attention_at_the_output_chooses_what_the_flags_choose(clip, images, output):
+    x, attention = output
+    with torch.no_grad():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PlanWarning)
+            with tokensieve.apply(clip, selection.selection_plan(K, M)) as handle:
+                clip.encode_image(images)
+        by_attention = tokensieve.apply_token_selection(x, K, M, attention=attention)
+        by_model = tokensieve.apply_token_selection(x, K, M, model=clip, images=images)
+        alone = tokensieve.apply_token_selection(x, K, M)
+    for b in range(4):
+        assert (by_attention[b, 1:] != 0).any(-1).nonzero()[:, 0].tolist() == handle.kept[b].tolist()
+    assert torch.equal(by_attention, by_model) and not torch.equal(alone, by_model)
+
+
+def test_attention_of_another_width_or_block_is_an_error(clip, images, output):
+    x, attention = output
+    last = clip.visual.transformer.resblocks[-1]
+    for module in (last, last.attn):
+        with pytest.raises(UserError, match=r"does not say whether .* go into this module or come out of it; pass model="):
+            tokensieve.apply_token_selection(x, K, M, attention=module)
+        with pytest.raises(UserError, match="attention= has width 32, the tokens 16: they do not go into this block"):
+            tokensieve.select_anchor_tokens(x[..., :16], 2, attention=module)
+    with pytest.raises(UserError, match="of 4 images with 24 patches, the tokens are of 4 images with 23"):
+        tokensieve.apply_token_selection(x[:, :-1], K, M, attention=attention)
+    with pytest.raises(UserError, match="of 4 images with 24 patches, the tokens are of 2 images with 24"):
+        tokensieve.apply_token_selection(x[:2], K, M, attention=attention)
+    for given in ({"model": clip}, {"images": images}, {"model": clip, "images": images, "attention": attention}):
+        with pytest.raises(UserError, match="takes model= and images= together, or attention=, or none of them"):
+            tokensieve.apply_token_selection(x, K, M, **given)
     with pytest.raises(UserError, match="pass a block"):
-        tokensieve.select_anchor_tokens(tokens, attention=torch.nn.Linear(2, 2))
+        tokensieve.select_anchor_tokens(x, attention=torch.nn.Linear(2, 2))
 
 
 def test_a_bare_attention_module_sees_the_tokens_as_they_are(tokens, block):
@@ -170,30 +306,6 @@ def test_the_opened_block_runs_its_attention_once(clip, images):
     assert calls == ["aten._scaled_dot_product_flash_attention_for_cpu.default"]
 
 
-@pytest.mark.parametrize("layer", [1, 2, 4])
-def test_pruning_inside_the_tower_is_the_formula(clip, images, layer):
-    with torch.no_grad():
-        with tokensieve.apply_pruning_to_model(clip, k_anchors=K, top_m=M, alpha=ALPHA, prune_layer=layer) as handle:
-            features = clip.encode_image(images)
-        wanted, kept = pruned_features(clip.visual, images, layer, lambda a, x: anchor_choice(a, x, K, M, ALPHA)[0])
-    assert handle.kept.tolist() == kept
-    assert_near(features, wanted, steps=1e6)
-    assert features.shape == (4, 16)
-    assert [(row.layer, row.tokens_in, row.tokens_out) for row in handle.ledger] == [(str(layer), 24, K + M)]
-
-
-def test_pruning_cuts_at_half_the_depth_by_default_and_later_blocks_run_on_fewer(clip, images):
-    lengths = []
-    hooks = [
-        b.ln_2.register_forward_hook(lambda m, a, y: lengths.append(y.shape[1])) for b in clip.visual.transformer.resblocks
-    ]
-    with torch.no_grad(), tokensieve.apply_pruning_to_model(clip, K, M):
-        clip.encode_image(images)
-    for hook in hooks:
-        hook.remove()
-    assert lengths == [25, 25, 1 + K + M, 1 + K + M]
-
-
 def test_functions_and_plan_choose_alike(clip, images):
     """Attention from the block's input, cosines from its output: what anchor@L does, by hand."""
     block = open_tower(clip).blocks[1]
@@ -203,37 +315,6 @@ def test_functions_and_plan_choose_alike(clip, images):
         x = clip.visual.transformer.resblocks[0](clip.visual._embeds(images))
         kept = tokensieve.select_tokens_with_scoring(block.module(x), K, M, attention=block.attention_at(x))
     assert torch.equal(handle.kept, kept)
-
-
-def test_pruned_vision_encoder_can_be_copied_and_pickled(images):
-    tower = VisionTransformer((48, 32), 8, 32, 4, 4, 2.0, pool_type="avg").double().eval()
-    encoder = tokensieve.PrunedVisionEncoder(tower, K, M, rest="merge")
-    with torch.no_grad():
-        for copied in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
-            torch.testing.assert_close(copied(images), encoder(images), atol=0, rtol=0)
-
-
-def test_every_image_gets_its_own_choice(clip, images):
-    with torch.no_grad(), tokensieve.apply_pruning_to_model(clip, K, M) as handle:
-        clip.encode_image(images)
-        together = handle.kept
-        alone = torch.cat([clip.encode_image(images[b : b + 1]) is not None and handle.kept for b in range(4)])
-    assert torch.equal(together, alone)
-    assert len({tuple(row) for row in together.tolist()}) > 1
-
-
-def test_pruned_vision_encoder_wraps_and_leaves_the_tower_alone(clip, images):
-    encoder = tokensieve.PrunedVisionEncoder(clip, k_anchors=K, top_m=M, alpha=ALPHA)
-    with torch.no_grad():
-        stock = clip.encode_image(images)
-        pruned = encoder(images)
-        assert torch.equal(stock, clip.encode_image(images)), "encode_image left patched"
-        with tokensieve.apply_pruning_to_model(clip, K, M, ALPHA):
-            assert torch.equal(pruned, clip.encode_image(images))
-    assert pruned.shape == stock.shape and not torch.equal(pruned, stock)
-    assert encoder.ledger[0].tokens_out == K + M
-    names = [p.default for p in inspect.signature(tokensieve.PrunedVisionEncoder.__init__).parameters.values()]
-    assert names[2:5] == [10, 50, 0.5]
 
 
 def test_selection_at_the_output_leaves_the_cls_feature(clip, images):

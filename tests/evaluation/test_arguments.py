@@ -28,7 +28,7 @@ from tokensieve.tasks.registry import TASKS, TaskSpec
     [
         (["--language", "de"], "'en' only"),
         (["--split", "tset"], "Did you mean 'test'"),
-        (["--pretrained", "scenes-v2"], "scenes-v1"),
+        (["--dataset", "embedded", "--pretrained", "scenes-v2"], "scenes-v1"),
     ],
 )
 def test_mistakes_about_the_embedded_job(
@@ -46,6 +46,9 @@ def test_mistakes_about_the_embedded_job(
         (["--enable_pruning", "--k_anchors", 2, "--top_m", 4, "--alpha", 0.25], "anchor(k=2,m=4,alpha=0.25)"),
         (["--enable_pruning", "--k_anchors", 2, "--top_m", 4, "--prune_layer", 1], "anchor@1(k=2,m=4,alpha=0.5)"),
         (["--enable_pruning", "--k_anchors", 2, "--top_m", 4, "--prune_layer", -2], "anchor@-2(k=2,m=4,alpha=0.5)"),
+        (["--enable_pruning", "--prune_rest", "drop"], "anchor(k=10,m=50,alpha=0.5)"),
+        (["--enable_pruning", "--k_anchors", 2, "--top_m", 4, "--prune_rest", "merge"], "anchor(k=2,m=4,alpha=0.5,rest=merge)"),
+        (["--enable_pruning", "--k_anchors", 2, "--top_m", 4, "--prune_rest", "fuse"], "anchor(k=2,m=4,alpha=0.5,rest=fuse)"),
         (["--enable_token_selection"], "anchor@out(k=10,m=50,alpha=0.5,rest=zero)"),
         (
             ["--enable_token_selection", "--token_selection_k", 2, "--token_selection_m", 4, "--token_selection_alpha", 1],
@@ -79,9 +82,6 @@ def test_pruning_cuts_after_half_the_depth_by_default(run: Run) -> None:
         (["--compare", "random:6", "random@@"], "@@"),
         (["--plan", "none", "--enable_pruning"], "exclude each other"),
         (["--enable_token_selection", "--enable_pruning"], "exclude each other"),
-        (["--k_anchors", 3], "add --enable_pruning"),
-        (["--prune_layer", 3, "--plan", "none"], "add --enable_pruning"),
-        (["--token_selection_m", 3], "add --enable_token_selection"),
         (["--device", "tpu0"], "--device"),
         (["--device", "cuda:77"], "this machine has cpu"),
         (["--task", "zeroshot_retrieval"], "needs captions"),
@@ -91,7 +91,8 @@ def test_pruning_cuts_after_half_the_depth_by_default(run: Run) -> None:
         (["--skip_load"], "--skip_load works with --task linear_probe only"),
         (["--train_split", "a", "b"], "--train_split has 2 values for 1 data sets"),
         (["--token_fusion", "wieghted"], "weighted"),
-        (["--token_fusion_weight", 0.5], "--token_fusion weighted"),
+        (["--token_fusion", "weighted", "--token_fusion_temperature", 0], "not a finite number above 0"),
+        (["--enable_pruning", "--prune_rest", "zero"], "not one of drop, merge, fuse"),
         (["--token_fusion", "weighted", "--token_fusion_weight", 1.5], "not from 0 to 1"),
         (["--weights", "some.safetensors"], "no method of the plan is a trained one"),
         (["--dataset", "fer2013", "--language", "xx"], "prompts in ar, cn, en"),
@@ -106,6 +107,24 @@ def test_mistakes_are_one_line(run: Run, flags: list, says: str) -> None:
     assert first.startswith("tokensieve: error: ")
     assert not others or (len(others) == 2 and others[1].strip() == "^")  # a plan that cannot be read is shown, with a caret
     assert done.files == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--k_anchors", 5], "--k_anchors: no effect without --enable_pruning"),
+        (["--prune_layer", 3, "--alpha", 0.3, "--plan", "none"], "--alpha, --prune_layer: no effect without --enable_pruning"),
+        (["--prune_rest", "merge"], "--prune_rest: no effect without --enable_pruning"),
+        (["--token_selection_m", 3], "--token_selection_m: no effect without --enable_token_selection"),
+        (["--token_fusion_weight", 0.5], "--token_fusion_weight: no effect without --token_fusion weighted"),
+        (["--token_fusion_temperature", 2], "--token_fusion_temperature: no effect without --token_fusion weighted"),
+    ],
+)
+def test_settings_without_their_switch_are_a_remark(run: Run, flags: list, says: str) -> None:
+    """Scripts toggle the switch alone."""
+    done = run(*flags)
+    assert done.err.count(f"tokensieve: {says}\n") == 1
+    assert only(done)["reduction"]["plan"] == "none"
 
 
 def test_weights_that_do_not_fit(run: Run, tiny_clip: SimpleNamespace, tmp_path: Path) -> None:
@@ -226,6 +245,12 @@ def test_every_flag_of_clip_benchmark_is_ours_with_its_default(monkeypatch: pyte
         ([], None, "open_clip"),
         (["--task", "linear_probe"], ["embedded"], "open_clip"),
         (["--task", "zeroshot_retrieval"], ["embedded-captions"], "open_clip"),
+        (["--task", "zeroshot_retrieval", "--model", "ViT-B-32"], ["embedded-captions"], "open_clip"),
+        (["--task", "captioning", "--model", "coca_ViT-B-32"], ["embedded-captions"], "open_clip"),
+        (["--task", "linear_probe", "--model", "ViT-B-32"], ["cifar10"], "open_clip"),
+        (["--model_type", "hf", "--model", "openai/clip-vit-base-patch16"], ["cifar10"], "hf"),
+        (["--model_type", "vlm", "--model", "llava-hf/llava-1.5-7b-hf"], ["embedded-questions"], "vlm"),
+        (["--model_type", "reid", "--model", "runs/reid"], ["embedded-reid"], "reid"),
         (["--task", "vqa"], ["embedded-questions"], "vlm"),
         (["--model_type", "vlm"], ["embedded-questions"], "vlm"),
         (["--model", embedded.LLAVA], ["embedded-questions"], "vlm"),

@@ -198,6 +198,17 @@ def test_names_and_templates_are_dumped_only_if_asked(run: Run) -> None:
     assert only(run("--dump_classnames"))["classnames"] == CLASSES
 
 
+def test_class_names_of_data_without_classes_are_no_key(run: Run, tmp_path: Path) -> None:
+    """--dump_classnames with retrieval, as in clip_benchmark."""
+    samples = [{"png": png(picture(i % 6, i)), "txt": f"a {CLASSES[i % 6]} picture {i}".encode()} for i in range(6)]
+    folder = write_shards(tmp_path / "texts", samples, kind="retrieval")
+    for name in ("classnames", "zeroshot_classification_templates"):
+        (folder / f"{name}.txt").unlink()
+    done = run("--dataset_root", folder, "--task", "zeroshot_retrieval", "--dump_classnames", "--dump_templates")
+    (row,) = [json.loads(Path(name).read_text()) for name in done.files if name.endswith(".json")]
+    assert row["task"] == "zeroshot_retrieval" and not {"classnames", "templates"} & set(row)
+
+
 def test_classifiers_are_saved_and_loaded(run: Run, tmp_path: Path) -> None:
     first = only(run("--save_clf", "{dataset}.pt"))
     assert torch.load("colours.pt", weights_only=True).shape == (16, 6)
@@ -286,22 +297,26 @@ def test_a_classifier_of_another_width_or_with_nan(run: Run, tmp_path: Path) -> 
 
 
 def test_token_fusion_changes_the_feature_and_is_in_the_result(run: Run, tiny_clip: SimpleNamespace) -> None:
-    """S3 beside S1 and S2; cls is the model's own feature, so its numbers are those without the flag."""
-    plans = {"S1": ["--enable_token_selection", "--token_selection_k", 2, "--token_selection_m", 4]}
-    plans |= {"S2": ["--enable_pruning", "--k_anchors", 2, "--top_m", 4]}
-    for flags in plans.values():
+    """With selection and with pruning; cls is the model's own feature, so its numbers are those without the flag."""
+    selection = ["--enable_token_selection", "--token_selection_k", 2, "--token_selection_m", 4]
+    for flags in (selection, ["--enable_pruning", "--k_anchors", 2, "--top_m", 4]):
         plain = only(run(*flags))
         stock = only(run(*flags, "--token_fusion", "cls"))
         assert stock["metrics"] == plain["metrics"] and stock["run"]["key"] == plain["run"]["key"]
         found = {}
+        temperature = only(run(*flags, "--token_fusion", "weighted", "--token_fusion_temperature", 0.1))
+        assert temperature["reduction"]["token_fusion_temperature"] == 0.1
+        found[temperature["run"]["key"]] = temperature
         for fusion in (["weighted"], ["weighted", "--token_fusion_weight", 0.3], ["mean"]):
             row = only(run(*flags, "--token_fusion", *fusion))
             assert row["reduction"]["token_fusion"] == fusion[0]
             assert row["reduction"].get("token_fusion_weight") == (
                 None if fusion == ["mean"] else fusion[-1] if fusion[1:] else 0.8
             )
+            settings = {name: row["reduction"].get(name) for name in ("token_fusion_temperature", "token_fusion_anchors")}
+            assert list(settings.values()) == ([None, None] if fusion == ["mean"] else [1.0, "score 1"])
             found[row["run"]["key"]] = row
-        assert len(found) == 3 and plain["run"]["key"] not in found
+        assert len(found) == 4 and plain["run"]["key"] not in found
 
 
 def test_token_fusion_on_a_tower_without_tokens_is_said(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Token fusion against S3's formula, written slowly, one image and one patch at a time."""
+"""Token fusion against its formula, written slowly, one image and one patch at a time."""
 
 import math
 
@@ -11,6 +11,7 @@ from tests.support.reference import anchor_choice, attention_branch, attention_m
 from tests.support.rounding import assert_near
 from tokensieve import UserError
 from tokensieve.errors import Uncuttable
+from tokensieve.evaluation import token_fusion
 from tokensieve.evaluation.token_fusion import fused_feature
 from tokensieve.models.features import encode_image, get_image_features_with_tokens
 
@@ -24,7 +25,7 @@ def images():
 def slow(visual, pixels, layer, cut_here):
     """CLS feature, kept and projected patches and their scores, of each image; layer: after which block anchor chooses.
 
-    cut_here: the others go (S2); else they stay, and only the selected ones count (S1).
+    cut_here: the others go; else they stay, and only the selected ones count. An anchor has the score 1.
     """
     x = visual._embeds(pixels)
     choices = []
@@ -37,20 +38,20 @@ def slow(visual, pixels, layer, cut_here):
             if cut_here:
                 x = torch.stack([x[b, [0] + [1 + i for i in kept]] for b, (kept, _, _) in enumerate(choices)])
     rows = []
-    for b, (kept, _, scores) in enumerate(choices):
+    for b, (kept, anchors, scores) in enumerate(choices):
         places = range(1, 1 + len(kept)) if cut_here else [1 + i for i in kept]
         patches = [visual.ln_post(x[b, place]) @ visual.proj for place in places]
-        rows.append((visual.ln_post(x[b, 0]) @ visual.proj, patches, [scores[i] for i in kept]))
+        rows.append((visual.ln_post(x[b, 0]) @ visual.proj, patches, [1.0 if i in anchors else scores[i] for i in kept]))
     return rows
 
 
-def by_formula(rows, fusion, weight):
+def by_formula(rows, fusion, weight, temperature):
     out = []
     for cls, patches, scores in rows:
         if fusion == "mean":
             out.append(sum(patches) / len(patches))
             continue
-        powers = [math.exp(score) for score in scores]
+        powers = [math.exp(score / temperature) for score in scores]
         mixed = sum(power / sum(powers) * patch for power, patch in zip(powers, patches, strict=True))
         out.append(weight * cls + (1 - weight) * mixed)
     return torch.stack(out)
@@ -61,13 +62,16 @@ PLANS = {f"anchor@out(k={K},m={M},rest=zero)": (4, False), f"anchor@2(k={K},m={M
 
 @pytest.mark.filterwarnings("ignore::tokensieve.errors.PlanWarning")
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("fusion", "weight"), [("weighted", 0.8), ("weighted", 0.3), ("weighted", 0.0), ("mean", 0.8)])
-def test_fusion_is_the_formula(tiny_clip, plan, fusion, weight):
+@pytest.mark.parametrize(
+    ("fusion", "weight", "temperature"),
+    [("weighted", 0.8, 1.0), ("weighted", 0.3, 0.1), ("weighted", 0.0, 1.0), ("weighted", 0.0, 5.0), ("mean", 0.8, 0.1)],
+)
+def test_fusion_is_the_formula(tiny_clip, plan, fusion, weight, temperature):
     model, pixels = tiny_clip.make()[0].double(), images().double()  # it makes rounding errors much larger than they begin
     with torch.no_grad(), tokensieve.apply(model, plan) as handle:
-        got = fused_feature(model, pixels, handle, fusion, weight)
+        got = fused_feature(model, pixels, handle, fusion, weight, temperature)
         handle.remove()
-        expected = by_formula(slow(model.visual, pixels, *PLANS[plan]), fusion, weight)
+        expected = by_formula(slow(model.visual, pixels, *PLANS[plan]), fusion, weight, temperature)
     assert_near(got.float(), expected)
 
 
@@ -83,6 +87,24 @@ def test_cls_is_the_stock_feature_bit_for_bit(tiny_clip, plan):
     if "out" in plan:  # selection at the output leaves the feature alone
         with torch.no_grad():  # the blocks that a plan opens run in other kernels
             assert_near(expected, model.encode_image(images()), steps=10_000)
+
+
+@pytest.mark.filterwarnings("ignore::tokensieve.errors.PlanWarning")
+@pytest.mark.parametrize("normalize", ["minmax", "none"])
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+def test_anchors_weigh_at_least_as_much_as_any_other_patch(tiny_clip, normalize, temperature):
+    """Their diversity is 0 by construction, so that by S alone they would weigh least."""
+    model = tiny_clip.make()[0]
+    with torch.no_grad(), tokensieve.apply(model, f"anchor@out(k={K},m={M},normalize={normalize},rest=zero)") as handle:
+        _, tokens = get_image_features_with_tokens(model, images())
+        _, share = token_fusion._selected(tokens, handle, temperature)  # (3, K+M)
+    cut = handle.stages[-1][1]
+    is_anchor = (cut.index[..., None] == cut.anchors[:, None]).any(-1)  # (3, K+M)
+    own = cut.scores.gather(1, cut.index)
+    for b in range(3):
+        assert share[b][is_anchor[b]].min() >= share[b][~is_anchor[b]].max()
+        assert own[b][is_anchor[b]].mean() < own[b][~is_anchor[b]].mean()
+    torch.testing.assert_close(share.sum(-1), torch.ones(3))
 
 
 def test_without_scores_or_without_a_cut_all_patches_count_alike(tiny_clip):
@@ -114,7 +136,8 @@ def test_merged_tokens_count_as_often_as_they_stand_for_patches(tiny_clip):
             sizes = torch.bincount(last.groups[b], minlength=6).tolist()
             assert sum(sizes) == 12
             patches = [model.visual.ln_post(token) @ model.visual.proj for token in tokens[b]]
-            powers = [size * math.exp(last.scores[b, i]) for size, i in zip(sizes, last.index[b].tolist(), strict=True)]
+            scores = [1.0 if i in last.anchors[b] else last.scores[b, i].item() for i in last.index[b].tolist()]
+            powers = [size * math.exp(score) for size, score in zip(sizes, scores, strict=True)]
             by_hand = sum(power / sum(powers) * patch for power, patch in zip(powers, patches, strict=True))
             assert_near(got[b], by_hand)
             by_hand = sum(size / 12 * patch for size, patch in zip(sizes, patches, strict=True))
@@ -166,6 +189,9 @@ def test_errors_say_what_is_allowed(tiny_clip):
         fused_feature(model, images(), fusion="weighted", weight=1.5)
     with pytest.raises(UserError, match=r"outside \[0, 1\]"):
         fused_feature(model, images(), fusion="weighted", weight=math.nan)
+    for temperature in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(UserError, match=r"token_fusion_temperature .* is not a finite number above 0"):
+            fused_feature(model, images(), fusion="weighted", temperature=temperature)
     with pytest.raises(UserError, match=r"'weigted' is not one of cls, weighted, mean. Did you mean 'weighted'"):
         fused_feature(model, images(), fusion="weigted")
     resnet = timm.create_model("resnet10t").eval()

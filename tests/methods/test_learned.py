@@ -112,6 +112,10 @@ def test_exploration_changes_the_choice_in_training_only(scorer):
     assert torch.equal(learned(view, 6).index, learned(view, 6).index)  # an image's noise is its own
 
 
+def test_the_network_of_the_selector_is_public():
+    assert get_method("learned").part is tokensieve.SelectionNetwork
+
+
 def test_a_register_is_no_cls_token(scorer):
     """Without a CLS token the mean token asks, whether there are registers or not."""
     view = make_view(width=128)

@@ -93,6 +93,23 @@ def test_a_tower_that_cannot_be_opened_has_no_tokens():
     assert tokens is None
 
 
+def test_the_attention_of_the_last_block_comes_with_the_tokens(family):
+    _, model = family
+    with torch.no_grad():
+        feature, tokens = get_image_features_with_tokens(model, IMAGES)
+        again, same, attention = get_image_features_with_tokens(model, IMAGES, return_attention=True)
+        assert torch.equal(again, feature) and torch.equal(same, tokens)
+        assert attention.q.shape[0] == 3 and attention.q.shape[2] - attention.prefix == tokens.shape[1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PlanWarning)
+            with tokensieve.apply(model, "anchor@out:6(k=6)") as handle:
+                encode_image(model, IMAGES)
+                with pytest.raises(UserError, match=r"a plan is attached to this model; remove\(\) its handle first"):
+                    get_image_features_with_tokens(model, IMAGES, return_attention=True)
+        if attention.has_cls and attention.prefix:
+            assert torch.equal(attention.cls_row().topk(6).indices.sort().values, handle.kept)
+
+
 def test_the_hook_goes_when_the_model_fails(tiny_clip):
     model = tiny_clip.make()[0]
     with pytest.raises(RuntimeError):

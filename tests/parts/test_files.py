@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import tokensieve
 from tests.support import vlm_models
 from tokensieve import Plan, UserError
-from tokensieve.methods.learned import Scorer
+from tokensieve.methods.learned import SelectionNetwork
 from tokensieve.methods.registry import REGISTRY, get_method
 from tokensieve.models import loading
 from tokensieve.models.registry import open_tower
@@ -48,7 +48,7 @@ def test_saved_and_loaded_weights_choose_the_same(model, scorer, tmp_path):
     assert (
         resolve.parts_fingerprint(handle.parts)
         == resolve.parts_fingerprint({"learned": scorer})
-        != resolve.parts_fingerprint({"learned": Scorer(128)})
+        != resolve.parts_fingerprint({"learned": SelectionNetwork(128)})
     )
     assert resolve.parts_fingerprint({}) is None
 
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_refused_in_one_line(model, scorer, tmp_path):
     path = made(tmp_path, model, scorer)
     assert "does not use it" in refused(model, path, "anchor@4:32")
     assert "another of the files" in refused(model, [path, path])
-    assert "not a Scorer" in refused(model, {"learned": torch.nn.Linear(1, 1)})
+    assert "not a SelectionNetwork" in refused(model, {"learned": torch.nn.Linear(1, 1)})
     assert "no method" in refused(model, {"lerned": scorer})
     assert "not a trained method" in refused(model, {"anchor": scorer})
     with torch.no_grad():
@@ -181,7 +181,7 @@ def test_a_vlm_is_signed_with_its_decoder_and_each_place_has_its_width(tmp_path)
 def test_what_a_plan_does_not_use_is_left_aside(model, scorer):
     """So that one folder serves several plans; but weights that no step uses are a mistake."""
 
-    class Other(Scorer):
+    class Other(SelectionNetwork):
         pass
 
     @tokensieve.method(part=Other)

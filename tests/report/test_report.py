@@ -340,7 +340,7 @@ def commands(page: str) -> list[list[str]]:
 def test_commands_repeat_the_rows() -> None:
     """What the page says to type is understood by the command line and means the settings of the file."""
     other = result("anchor(k=10,m=50)", language="ja", batch_size=64)
-    other["reduction"] |= {"token_fusion": "weighted", "token_fusion_weight": 0.7}
+    other["reduction"] |= {"token_fusion": "weighted", "token_fusion_weight": 0.7, "token_fusion_temperature": 0.5}
     other["run"] |= {"recall_k": [1, 5], "amp": True}
     page, _ = page_of(result("none"), result(), other)
     together, first, second, alone, third = (parse(words[1:]) for words in commands(page))
@@ -356,6 +356,7 @@ def test_commands_repeat_the_rows() -> None:
         assert (args.seed, args.limit, args.batch_size, args.device, args.amp) == (7, 50, 32, "cpu", None)
     assert vars(third) == vars(alone)
     assert (third.language, third.token_fusion, third.token_fusion_weight) == (["ja"], "weighted", 0.7)
+    assert third.token_fusion_temperature == 0.5
     assert (third.recall_k, third.amp, third.batch_size) == ([1, 5], True, 64)
 
 

@@ -44,6 +44,7 @@ SETTINGS: dict[str, Any] = {
     "model_type": "open_clip",
     "token_fusion": "cls",
     "token_fusion_weight": 0.8,
+    "token_fusion_temperature": 1.0,
 }
 NAMES = ("lp_acc1", "lp_acc5", "lp_mean_per_class_recall", "weight_decay", "epochs", "seed", "fewshot_k", "normalized")
 
@@ -293,6 +294,7 @@ def test_features_are_kept_and_used_again(context: Callable[..., TaskContext]) -
         {"batch_size": 8},
         {"token_fusion": "mean"},
         {"token_fusion_weight": 0.5},
+        {"token_fusion_temperature": 0.5},
         {"limit": 30},
         {"model_type": "hf"},
         {"val_proportion": 0.5},

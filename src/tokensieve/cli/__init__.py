@@ -21,7 +21,8 @@ from tokensieve.cli.registry import COMMANDS
 from tokensieve.errors import ProcessLostError, UserError, one_line
 
 for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+    if _module.name != "__main__":
+        importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

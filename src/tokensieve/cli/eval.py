@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from tokensieve.cli.registry import COMMANDS, Command
-from tokensieve.evaluation.flags import eval_flags
+from tokensieve.evaluation.flags import DEFAULTS_RULE, eval_flags
 from tokensieve.flags import add_flags
 
 
@@ -26,7 +26,7 @@ COMMANDS.add(
         "eval",
         "evaluate models with and without token reduction",
         "Evaluate models on data sets under one or several plans. Without arguments: the model that ships with the "
-        "package on its own test set, full and with the plans anchor, random and grid.",
+        f"package on its own test set, full and with the plans anchor, random and grid. {DEFAULTS_RULE}",
         add_eval_flags,
         run_eval,
         usage="tokensieve eval [--dataset NAME ...] [--model NAME ...] [--plan PLAN] [FLAGS]",

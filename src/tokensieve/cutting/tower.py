@@ -61,14 +61,14 @@ class TowerCuts:
             undo += tower.patch_pooling(self._sizes)
         undo += tower.on_layout(self._set_layout)
         at_head = [cut for cut in self.cuts if self._is_at_head(cut)]
-        head_needs_attention = any("attention" in cut.step.method.needs for cut in at_head)  # that of the last block
+        with_attention = [cut for cut in at_head if "attention" in cut.step.method.needs]  # that of the last block
         has_sizes = False
         for number, block in enumerate(tower.blocks, start=1):
             cuts = [cut for cut in self.cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
             cuts = [cut for cut in cuts if cut not in at_head]
-            keeps_attention = head_needs_attention and number == tower.depth
-            if number == 1 or cuts or has_sizes or keeps_attention or tower.per_token:
-                undo.append(replace(block.module, "forward", self._block_forward(block, number, cuts, keeps_attention)))
+            for_head = with_attention if number == tower.depth else []
+            if number == 1 or cuts or has_sizes or for_head or tower.per_token:
+                undo.append(replace(block.module, "forward", self._block_forward(block, number, cuts, for_head)))
             has_sizes = has_sizes or any(makes_sizes(cut.step) for cut in cuts)
         if at_head:
             assert tower.head is not None
@@ -88,13 +88,16 @@ class TowerCuts:
 
     # --- inside the forward pass --------------------------------------------------------------------------------
 
-    def _block_forward(self, block: Block, number: int, cuts: list[Cut], keeps_attention: bool) -> Callable[..., Tensor]:
-        """The forward of a block with its cuts. keeps_attention: a cut at the head of the tower needs its attention."""
+    def _block_forward(self, block: Block, number: int, cuts: list[Cut], for_head: list[Cut]) -> Callable[..., Tensor]:
+        """The forward of a block with its cuts. for_head: the cuts at the head of the tower that need its attention.
+
+        Where the cuts keep everything, the stock block runs.
+        """
         stock = block.module.forward
         before = [cut for cut in cuts if cut.layer == 0]
         inside = [cut for cut in cuts if cut.part == "attn"]
         after = [cut for cut in cuts if cut.layer == number and cut.part != "attn"]
-        needs_attention = keeps_attention or bool(inside) or any("attention" in cut.step.method.needs for cut in after)
+        opening = [*for_head, *inside, *(cut for cut in after if "attention" in cut.step.method.needs)]
         # With rest=zero alone the stock block runs too, so that the CLS feature stays bit-identical.
         only_zeros = not inside and all(cut.step.rest == "zero" for cut in after)
 
@@ -108,17 +111,20 @@ class TowerCuts:
             for cut in before:
                 x = self._cut(cut, x, call, state)
             args, named = block.select_inputs(state.patch_index, args, kwargs)
-            if needs_attention or state.bias is not None:
+            n = x.shape[1] - self.tower.prefix
+            if state.bias is not None or any(cut.budget.count(n) < n for cut in opening):
                 opened, state.attention = block.attend(x, state.bias, *args, **named)
                 state.attention_index = None
                 for cut in inside:
                     opened = self._cut(cut, opened, call, state)
                 x = stock(x, *args, **named) if only_zeros and state.bias is None else block.mlp(opened)
+                for cut in after:
+                    x = self._cut(cut, x, call, state)
             else:
                 x = stock(x, *args, **named)
-            for cut in after:
-                x = self._cut(cut, x, call, state)
-            if not keeps_attention:
+                for cut in (*inside, *after):
+                    x = self._cut(cut, x, call, state)
+            if not for_head:
                 state.attention = None
             return x
 
@@ -173,12 +179,12 @@ class TowerCuts:
     def _reduce(self, cut: Cut, x: Tensor, call: Call, state: Pass) -> Tensor:
         at_head = self._is_at_head(cut)
         step, p = cut.step, 1 if at_head else self.tower.prefix
-        prefix, tokens = x[:, :p], x[:, p:]
-        n = tokens.shape[1]
+        n = x.shape[1] - p
         keep = self.chooser.tokens_to_keep(cut, n)
         if keep == n:
             state.ledger.append(Row(cut.name, n, n))
             return x
+        prefix, tokens = x[:, :p], x[:, p:]
         with torch.autocast(x.device.type, enabled=False):  # scores need full precision
             view = View(
                 tokens=tokens,

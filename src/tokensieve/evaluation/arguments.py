@@ -7,9 +7,11 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokensieve.cutting.selection import pruning_plan, selection_plan
+from tokensieve.cutting.pruning import pruning_plan
+from tokensieve.cutting.selection import selection_plan
 from tokensieve.data import registry as data_registry
 from tokensieve.errors import UserError
+from tokensieve.evaluation.defaults import default_dataset, default_model
 from tokensieve.evaluation.flags import AUTO, DEFAULT_MODEL_TYPE
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.methods.registry import REGISTRY
@@ -35,7 +37,14 @@ TOKEN_SELECTION_FLAGS = {  # flag: its argument of selection_plan
     "token_selection_m": "m",
     "token_selection_alpha": "alpha",
 }
-PRUNING_FLAGS = {flag: flag for flag in ("k_anchors", "top_m", "alpha", "prune_layer")}
+PRUNING_FLAGS = {  # flag: its argument of pruning_plan
+    "k_anchors": "k_anchors",
+    "top_m": "top_m",
+    "alpha": "alpha",
+    "prune_layer": "prune_layer",
+    "prune_rest": "rest",
+}
+FUSION_FLAGS = ("token_fusion_weight", "token_fusion_temperature")
 STREAM_CONTENTS = ("labels", "captions")  # what data can hold whose contents are known only when it is opened
 
 
@@ -43,16 +52,14 @@ STREAM_CONTENTS = ("labels", "captions")  # what data can hold whose contents ar
 
 
 def resolve_task_and_model_type(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments with data set and model type filled in where the task, the model type or the model decide them.
+    """The arguments with data set, model and model type filled in where they are not given (defaults.py).
 
     A UserError where data sets, task and model type do not fit together.
     """
     resolved = copy.copy(args)
     requested = _requested_model_types(args)
-    if not args.dataset and args.task != AUTO:
-        resolved.dataset = [TASKS[args.task].dataset]
-    elif not args.dataset and requested:
-        resolved.dataset = [next(task.dataset for task in all_tasks() if task.model_type == requested[0])]
+    if not args.dataset:
+        resolved.dataset = default_dataset(args, requested)
     tasks = tasks_of(resolved)
     for dataset, task in tasks.items():
         check_contents(dataset, data_registry.contents_of(dataset), task)
@@ -69,6 +76,8 @@ def resolve_task_and_model_type(args: argparse.Namespace) -> argparse.Namespace:
         )
     needed_type = next(iter(needed), None)
     if needed_type is None:
+        if not args.model and (args.dataset or args.pretrained):
+            resolved.model = default_model(resolved)
         return resolved
     task = next(iter(tasks.values()))
     if args.model_type not in (DEFAULT_MODEL_TYPE, needed_type):
@@ -147,14 +156,16 @@ def _typed_options(args: argparse.Namespace, flags: dict[str, str]) -> dict[str,
 # ------------------------------------------------------------------------------------------------------- flags without effect
 
 
-def check_switches(args: argparse.Namespace) -> None:
-    """A UserError for a setting whose switch is missing, which would have no effect."""
-    for flags, switch in ((TOKEN_SELECTION_FLAGS, "enable_token_selection"), (PRUNING_FLAGS, "enable_pruning")):
-        typed = [flag for flag in flags if getattr(args, flag) is not None]
-        if typed and not getattr(args, switch):
-            raise UserError(f"--{typed[0]} works with --{switch} only: add --{switch}.")
-    if args.token_fusion_weight is not None and args.token_fusion != "weighted":
-        raise UserError("--token_fusion_weight works with --token_fusion weighted only: add it.")
+def warn_missing_switches(args: argparse.Namespace, warn: WarnOnce) -> None:
+    """Name the settings that have no effect because their switch is missing. Scripts may toggle the switch alone."""
+    for flags, switch, is_on in (
+        (TOKEN_SELECTION_FLAGS, "--enable_token_selection", args.enable_token_selection),
+        (PRUNING_FLAGS, "--enable_pruning", args.enable_pruning),
+        (FUSION_FLAGS, "--token_fusion weighted", args.token_fusion == "weighted"),
+    ):
+        typed = [f"--{flag}" for flag in flags if getattr(args, flag) is not None]
+        if typed and not is_on:
+            warn(f"{', '.join(typed)}: no effect without {switch}")
 
 
 def check_weights(args: argparse.Namespace, plans: Sequence[Plan]) -> None:

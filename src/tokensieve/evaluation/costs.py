@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from tokensieve.data.source import Inputs
-from tokensieve.evaluation.planned_model import PlannedModel
+from tokensieve.evaluation.planned_model import Fusion, PlannedModel
+from tokensieve.evaluation.token_fusion import ANCHOR_RULE
 from tokensieve.measuring.flops import gflops_within
 
 
@@ -45,7 +46,7 @@ def summarise_reductions(
                     "tokens_out": ledger[-1].tokens_out if ledger else patches,
                     **({"trained": model.trained} if model.trained else {}),
                     "token_fusion": model.fusion.kind,
-                    **({"token_fusion_weight": model.fusion.weight} if model.fusion.kind == "weighted" else {}),
+                    **_fusion_settings(model.fusion),
                     **cost,
                     **{f"{name}_full": value for name, value in cost_full.items()},
                     "images_per_second": model.images_per_second(),
@@ -55,6 +56,17 @@ def summarise_reductions(
                 }
             )
     return made
+
+
+def _fusion_settings(fusion: Fusion) -> dict[str, Any]:
+    """What the weights of patches depend on."""
+    if fusion.kind != "weighted":
+        return {}
+    return {
+        "token_fusion_weight": fusion.weight,
+        "token_fusion_temperature": fusion.temperature,
+        "token_fusion_anchors": ANCHOR_RULE,
+    }
 
 
 def _cost(model: PlannedModel, sample: Inputs, language_model: nn.Module | None) -> dict[str, float]:

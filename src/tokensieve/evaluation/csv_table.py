@@ -24,6 +24,8 @@ REDUCTION = (
     "tokens_out",
     "token_fusion",
     "token_fusion_weight",
+    "token_fusion_temperature",
+    "token_fusion_anchors",
     "lost",
     "lost_stderr",
     "gflops",

@@ -13,13 +13,20 @@ from typing import NoReturn
 from tokensieve import plugins
 from tokensieve.data.registry import DATASETS
 from tokensieve.errors import UserError, one_line
-from tokensieve.flags import COMMAND, COMMON, PLUGIN, Flag, fraction, integer_in, one_of
-from tokensieve.models.loading.registry import MODEL_TYPES
+from tokensieve.flags import COMMAND, COMMON, PLUGIN, Flag, fraction, integer_in, one_of, positive
+from tokensieve.models.loading.registry import BENCHMARK_PRETRAINED, MODEL_TYPES
 from tokensieve.tasks.registry import TASKS, TaskSpec, all_tasks, task_flags
 
 AUTO = "auto"  # --task: that of the data set
 DEFAULT_MODEL_TYPE = "open_clip"
+BENCHMARK_DATASET, BENCHMARK_MODEL = "cifar10", "ViT-B-32-quickgelu"  # clip_benchmark's defaults
 FUSIONS = ("cls", "weighted", "mean")
+PRUNE_RESTS = ("drop", "merge", "fuse")
+DEFAULTS_RULE = (
+    f"As soon as one of --dataset, --model and --pretrained is given, the others default to {BENCHMARK_DATASET}, "
+    f"{BENCHMARK_MODEL} and {BENCHMARK_PRETRAINED} as in clip_benchmark; only embedded data goes with its embedded model, and "
+    "an embedded model with its embedded data."
+)
 
 WHAT = "what to evaluate"
 REDUCTION = "token reduction (at most one of --plan, --enable_pruning, --enable_token_selection)"
@@ -147,7 +154,7 @@ def _what() -> list[Flag]:
             "dataset",
             "data sets: names, collections (vtab, vtab+, imagenet_robustness, retrieval), or text files with one name a "
             f"line; wds/NAME reads webdataset shards under --dataset_root; {'; '.join(others_by_contents)} "
-            f"(default: {datasets})",
+            f"(default, where nothing else is named: {datasets})",
             options={"nargs": "+", "metavar": "NAME"},
             group=WHAT,
         ),
@@ -169,13 +176,13 @@ def _what() -> list[Flag]:
         ),
         Flag(
             "model",
-            f"models: names, folders or Hub ids, see --model_type (default: {models})",
+            f"models: names, folders or Hub ids, see --model_type (default, where nothing else is named: {models})",
             options={"nargs": "+", "metavar": "NAME"},
             group=WHAT,
         ),
         Flag(
             "pretrained",
-            "weights for --model, see --model_type; every model is run with every one (default: the embedded ones)",
+            "weights for --model, see --model_type; every model is run with every one (default: as stated above)",
             options={"nargs": "+", "metavar": "TAG"},
             group=WHAT,
         ),
@@ -223,6 +230,13 @@ def _reduction() -> list[Flag]:
         flag("top_m", "with --enable_pruning: tokens besides the anchors (default: 50)", type=int, metavar="M"),
         flag("alpha", "with --enable_pruning: importance against diversity (default: 0.5)", type=float),
         flag("prune_layer", "with --enable_pruning: cut after L blocks (default: half of them)", type=int, metavar="L"),
+        flag(
+            "prune_rest",
+            "with --enable_pruning: the tokens that do not go on are dropped (default), each merged into the most similar kept "
+            "token, or fused into one extra token",
+            type=one_of(*PRUNE_RESTS),
+            metavar="{" + ",".join(PRUNE_RESTS) + "}",
+        ),
         flag("enable_token_selection", "zero the output tokens that are not selected", False, **ON),
         flag("token_selection_k", "with it: anchors (default: 10)", type=int, metavar="K"),
         flag("token_selection_m", "with it: tokens besides the anchors (default: 50)", type=int, metavar="M"),
@@ -239,6 +253,12 @@ def _reduction() -> list[Flag]:
             "with --token_fusion weighted: share of the model's own feature (default: 0.8)",
             type=fraction,
             metavar="W",
+        ),
+        flag(
+            "token_fusion_temperature",
+            "with --token_fusion weighted: patches are weighted by softmax(score / T), anchors have the score 1 (default: 1)",
+            type=positive,
+            metavar="T",
         ),
         WEIGHTS,
         flag("strict", "a tower that cannot be cut is an error, not a warning", False, **ON),

@@ -32,6 +32,7 @@ class Fusion:
 
     kind: str = "cls"
     weight: float = 0.8
+    temperature: float = 1.0
 
 
 class PlannedModel:
@@ -107,7 +108,8 @@ class PlannedModel:
         return self._with_plan(self._run_for_flops, sample)
 
     def _feature(self, model: Any, images: Tensor) -> Tensor:
-        return fused_feature(model, images, self.handle, fusion=self.fusion.kind, weight=self.fusion.weight)
+        fusion = self.fusion
+        return fused_feature(model, images, self.handle, fusion.kind, fusion.weight, fusion.temperature)
 
     def _with_plan(self, run: Callable[[Any, Inputs], Any], images: Inputs, samples: Tensor | None = None) -> Any:
         with ExitStack() as stack:

@@ -66,8 +66,8 @@ def make_row(
         "task": job.task,
         "metrics": task.metrics(records),
         "language": job.language,
-        **({"classnames": source.classes} if args.dump_classnames else {}),
-        **({"templates": source.templates} if args.dump_templates else {}),
+        **({"classnames": source.classes} if args.dump_classnames and source.classes else {}),
+        **({"templates": source.templates} if args.dump_templates and source.templates else {}),
         "reduction": reduction,
         "run": run,
     }

@@ -22,13 +22,13 @@ from tokensieve.evaluation import results
 from tokensieve.evaluation.arguments import (
     DEFAULT_JOB,
     DEFAULT_JOB_LIMIT,
-    check_switches,
     check_weights,
     has_default_plans,
     has_plan_flags,
     requested_plans,
     resolve_task_and_model_type,
     tasks_of,
+    warn_missing_switches,
     warn_unused_flags,
 )
 from tokensieve.evaluation.flags import AUTO, DEFAULT_MODEL_TYPE
@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> list[Path]:
 
 
 def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:
-    check_switches(args)
+    warn = WarnOnce(silent=not processes.is_main)
+    warn_missing_switches(args, warn)
     nothing_named = not any((args.dataset, args.model, args.pretrained, args.pretrained_model)) and not has_plan_flags(args)
     is_default_run = (
         nothing_named and args.task == AUTO and args.model_type == DEFAULT_MODEL_TYPE and args.token_fusion == "cls"
@@ -71,7 +72,6 @@ def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:
     device = find_device(args.device, processes.local_rank)
     if processes.size > 1 and any(name.startswith("tfds/") for name in data_registry.dataset_names(args.dataset)):
         raise UserError("tfds/ data sets cannot be read by several processes: run them in one process.")
-    warn = WarnOnce(silent=not processes.is_main)
     models = ModelCache(args, device, warn, processes)
 
     def plans_of(task: str, model: str, pretrained: str) -> Sequence[Plan]:

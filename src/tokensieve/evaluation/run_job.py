@@ -30,12 +30,13 @@ from tokensieve.evaluation.jobs import Job, template_fields
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.evaluation.passes import PassResult, check_broken_share, first_sample, run_pass
 from tokensieve.evaluation.planned_model import Fusion, PlannedModel
+from tokensieve.evaluation.remarks import table_remarks
 from tokensieve.evaluation.rows import add_losses, keep_earlier_measurements, make_row, rows_without_model
 from tokensieve.flags import Flag
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.plan import Plan
 from tokensieve.registry import resolve
-from tokensieve.tasks.base import Record, StoredPass, Task, TaskContext
+from tokensieve.tasks.base import Record, SampleScores, StoredPass, Task, TaskContext
 from tokensieve.tasks.registry import TASKS
 
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -84,8 +85,15 @@ def run_job(
     for model in prepared.models:
         for note in model.notes:  # those that depend on the images
             warn(note)
-    rows = _make_rows(prepared, passes, job, args, device, processes)
-    return _write(rows, job, prepared.task, started, show)
+    rows, scores = _make_rows(prepared, passes, job, args, device, processes)
+    remarks = table_remarks(
+        rows,
+        scores,
+        prepared.task.metric,
+        prepared.task.unit,
+        by_pruning_flag=args.enable_pruning and args.prune_rest is None,
+    )
+    return _write(rows, remarks, job, prepared.task, started, show)
 
 
 # ---------------------------------------------------------------------------------------------------------------- prepare
@@ -104,7 +112,7 @@ def _prepare(
     amp = device.type == "cuda" and not own_precision if args.amp is None else args.amp
     dtype = next((p.dtype for p in loaded.model.parameters()), torch.float32) if own_precision else torch.float32
     precision = partial(torch.autocast, device.type, enabled=amp)
-    fusion = Fusion(args.token_fusion, 0.8 if args.token_fusion_weight is None else args.token_fusion_weight)
+    fusion = _fusion(args)
     context = _task_context(job, loaded, args, device, precision, warn, show, processes.is_main)
     with processes.main_first():
         task: Task = resolve(TASKS[job.task].implementation)(context)
@@ -141,6 +149,12 @@ def _prepare(
     none = PlannedModel(loaded.model, Plan.parse("none"), 0, precision, run=task.run, run_for_flops=task.run_for_flops)
     full = next((model for model in models if model.plan.is_identity and model.fusion.kind == "cls"), none)
     return Prepared(task, data, plans, models, full, settings, plan_keys, result_keys, fingerprints)
+
+
+def _fusion(args: argparse.Namespace) -> Fusion:
+    """The token fusion of the flags; what was not typed keeps its default."""
+    typed = {"weight": args.token_fusion_weight, "temperature": args.token_fusion_temperature}
+    return Fusion(args.token_fusion, **{name: value for name, value in typed.items() if value is not None})
 
 
 def _task_context(
@@ -269,8 +283,8 @@ def _make_rows(
     args: argparse.Namespace,
     device: torch.device,
     processes: Processes,
-) -> list[dict[str, Any]]:
-    """One result for each plan."""
+) -> tuple[list[dict[str, Any]], list[SampleScores | None]]:
+    """One result for each plan, and the scores of its samples."""
     task, data = prepared.task, prepared.data
     if args.skip_load:
         reductions = rows_without_model(prepared.plans)
@@ -300,7 +314,7 @@ def _make_rows(
         }
         rows.append(make_row(job, task, records, reduction, run, args, data))
     add_losses(rows, scores)
-    return rows
+    return rows, scores
 
 
 def _records_of(
@@ -319,7 +333,9 @@ def _records_of(
     return records, samples, n_broken
 
 
-def _write(rows: Sequence[dict[str, Any]], job: Job, task: Task, started: float, show: bool) -> list[Path]:
+def _write(
+    rows: Sequence[dict[str, Any]], remarks: Sequence[str], job: Job, task: Task, started: float, show: bool
+) -> list[Path]:
     """Write the results, and print them if they are to be shown; the files."""
     for row in rows:
         row["run"]["seconds"] = time.perf_counter() - started
@@ -328,6 +344,7 @@ def _write(rows: Sequence[dict[str, Any]], job: Job, task: Task, started: float,
         results.write_result(file, keep_earlier_measurements(row, file))
     if show:
         tables.print_table(rows, task.metric, task.unit)
+        tables.print_lines(remarks)
         task.show(rows)
         tables.print_files(files)
     return files

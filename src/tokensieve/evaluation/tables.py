@@ -58,6 +58,14 @@ def print_grid(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) 
     Console().print(table)
 
 
+def print_lines(lines: Sequence[str]) -> None:
+    """Print sentences, each on a line of its own."""
+    from rich.console import Console
+
+    for line in lines:
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_files(files: Sequence[Path]) -> None:
     """Print where the results are."""
     from rich.console import Console

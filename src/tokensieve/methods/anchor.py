@@ -45,9 +45,20 @@ def diversity(tokens: Tensor, anchors: Tensor) -> Tensor:
 
 def score(attention: Attention, tokens: Tensor, anchors: Tensor, alpha: float, normalize: str) -> Tensor:
     """S of every patch, the anchors' included, (B, N)."""
-    parts = importance(attention, anchors), diversity(tokens, anchors)
+    return combine(importance(attention, anchors), diversity(tokens, anchors), alpha, normalize)
+
+
+def combine(importance: Tensor, diversity: Tensor, alpha: float, normalize: str) -> Tensor:
+    """S from I and D of the patches, (B, N)."""
+    parts = importance, diversity
     i, d = map(minmax, parts) if normalize == "minmax" else parts
     return alpha * i + (1 - alpha) * d
+
+
+def select(scores: Tensor, anchors: Tensor, keep: int) -> Reduction:
+    """The anchors, whatever their S, and the best of the other patches, `keep` in all."""
+    ranking = scores.scatter(1, anchors, torch.inf)
+    return Reduction.keep(top(ranking, keep), scores.shape[1], scores=scores, anchors=anchors)
 
 
 @method(
@@ -68,6 +79,4 @@ def anchor(
     """k anchors and the best of the other patches, `keep` in all (k + m where the plan has no budget)."""
     assert view.attention is not None
     anchors = top(view.coarse(), min(k, keep))
-    scores = score(view.attention, view.tokens, anchors, alpha, normalize)
-    ranking = scores.scatter(1, anchors, torch.inf)  # anchors first, whatever their S
-    return Reduction.keep(top(ranking, keep), view.n, scores=scores, anchors=anchors)
+    return select(score(view.attention, view.tokens, anchors, alpha, normalize), anchors, keep)

@@ -22,8 +22,8 @@ from tokensieve.scoring import cosine, full_precision, top
 HIDDEN, HEADS = 128, 4
 
 
-class Scorer(nn.Module):
-    """Scores of the tokens, logarithms of shares: (B, N, D) -> (B, N)."""
+class SelectionNetwork(nn.Module):
+    """The network of the learned selector. Scores of the tokens, logarithms of shares: (B, N, D) -> (B, N)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class Scorer(nn.Module):
 @method(
     summary="a small trained network scores the tokens (--weights)",
     needs=("attention",),
-    part=Scorer,
+    part=SelectionNetwork,
     recipe="tokensieve train configs/learned_selector.yaml",
 )
 def learned(view: View, keep: int) -> Reduction:
-    """The tokens with the largest scores of the trained Scorer."""
-    scorer: Scorer = view.part
+    """The tokens with the largest scores of the trained SelectionNetwork."""
+    scorer: SelectionNetwork = view.part
     scores = scorer(view)
     if not (scorer.training and torch.is_grad_enabled()):
         return Reduction.keep(top(scores, keep), view.n, scores=scores)

@@ -1,4 +1,4 @@
-"""Replacing methods of one object so that it can be restored exactly, and capturing outputs of a module in each thread."""
+"""Replacing methods of one object so that it can be restored exactly, and capturing calls of a module in each thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from tokensieve.errors import UserError
 
@@ -82,18 +82,26 @@ class PerThread(threading.local):
         return PerThread, ()
 
 
+class Captured(NamedTuple):
+    """One call of a module."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+
 class _Capture:
-    """The capture of one module: a patch that all threads share, and the outputs of each thread."""
+    """The capture of one module: a patch that all threads share, and the calls of each thread."""
 
     def __init__(self, owner: Any) -> None:
         self.users = 0
-        self.outputs = PerThread()  # a list while this thread captures
+        self.calls = PerThread()  # a list while this thread captures
         stock = owner.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             out = stock(*args, **kwargs)
-            if self.outputs.value is not None:
-                self.outputs.value.append(out)
+            if self.calls.value is not None:
+                self.calls.value.append(Captured(args, kwargs, out))
             return out
 
         self.undo = replace(owner, "forward", forward)
@@ -104,8 +112,8 @@ _capturing = threading.RLock()
 
 
 @contextmanager
-def capture_output(module: Any) -> Iterator[list[Any]]:
-    """The outputs of a module inside the `with` block, of this thread only.
+def capture_calls(module: Any) -> Iterator[list[Captured]]:
+    """The calls of a module inside the `with` block, of this thread only.
 
     (Not with a hook: torch iterates over the hooks of a module while another thread adds or removes one.)
     """
@@ -113,13 +121,13 @@ def capture_output(module: Any) -> Iterator[list[Any]]:
         capture = _captures.get(id(module)) or _Capture(module)
         _captures[id(module)] = capture
         capture.users += 1
-    outer = capture.outputs.value
-    outputs: list[Any] = []
-    capture.outputs.value = outputs
+    outer = capture.calls.value
+    calls: list[Captured] = []
+    capture.calls.value = calls
     try:
-        yield outputs
+        yield calls
     finally:
-        capture.outputs.value = outer
+        capture.calls.value = outer
         with _capturing:
             capture.users -= 1
             if not capture.users:

@@ -50,7 +50,7 @@ def _command(result: Result, rows: Sequence[Result]) -> list[str]:
     values |= mapping_at(run, "arguments")
     if rows and not any(_trained(row) for row in rows):
         values.pop("weights", None)
-    values |= {name: done[name] for name in ("token_fusion", "token_fusion_weight") if name in done}
+    values |= {name: done[name] for name in ("token_fusion", "token_fusion_weight", "token_fusion_temperature") if name in done}
     if str(run.get("device", "")).startswith("cpu") and not run.get("amp"):
         values.pop("amp", None)
     for flag in (PLUGIN, *(flag for group in eval_flags().values() for flag in group)):

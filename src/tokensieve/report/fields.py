@@ -26,7 +26,8 @@ def plan_label(result: Result) -> str:
     if fusion in (None, "cls"):
         return plan
     weight = f" {done['token_fusion_weight']}" if "token_fusion_weight" in done else ""
-    return f"{plan}, fusion {fusion}{weight}"
+    temperature = done.get("token_fusion_temperature", 1.0)
+    return f"{plan}, fusion {fusion}{weight}" + ("" if temperature == 1.0 else f", temperature {temperature}")
 
 
 def main_metric(rows: Sequence[Result]) -> str | None:

@@ -12,6 +12,7 @@ from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.hub import hub_is_reachable, is_cached, offline_message
 from tokensieve.models.loading.load_errors import collect_warnings, translate_load_errors
 from tokensieve.models.loading.loaded import Loaded
+from tokensieve.models.loading.registry import BENCHMARK_PRETRAINED
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,9 @@ SCHEMAS = ("hf-hub:", "local-dir:")  # a model name that begins so brings its ow
 
 def default_weights(model: str) -> str:
     """The weights of a model where --pretrained is not given."""
-    return "" if model.startswith(SCHEMAS) else embedded.default_weights(model)
+    if model.startswith(SCHEMAS):
+        return ""
+    return embedded.default_weights(model) if model in embedded.MODELS else BENCHMARK_PRETRAINED
 
 
 def check_model(model: str, pretrained: str) -> None:

@@ -30,6 +30,7 @@ class ModelType:
 
 MODEL_TYPES: Registry[ModelType] = Registry("model type")
 LOADING = "tokensieve.models.loading"
+BENCHMARK_PRETRAINED = "laion400m_e32"  # clip_benchmark's default; of open_clip models that are not embedded
 
 MODEL_TYPES.add(
     ModelType(

@@ -134,7 +134,7 @@ class LinearProbeTask(Task):
             "limit": args.limit,
             "seed": args.seed,
             "normalize": args.normalize,
-            "token_fusion": [args.token_fusion, args.token_fusion_weight],
+            "token_fusion": [args.token_fusion, args.token_fusion_weight, args.token_fusion_temperature],
             "device": context.device.type,
             "amp": amp,
             "dtype": str(dtype).removeprefix("torch."),

@@ -30,7 +30,7 @@ from tokensieve.data import registry as data_registry
 from tokensieve.data.source import Broken, Source
 from tokensieve.device import find_device
 from tokensieve.errors import UserError
-from tokensieve.methods.learned import Scorer, learned
+from tokensieve.methods.learned import SelectionNetwork, learned
 from tokensieve.models import loading
 from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
@@ -118,7 +118,7 @@ class SelectorLearner:
             device=self.device,
         )
         self.model: nn.Module = self.loaded.model.requires_grad_(False)
-        self.scorer = Scorer(signature.token_width(open_tower(self.model))).to(self.device)
+        self.scorer = SelectionNetwork(signature.token_width(open_tower(self.model))).to(self.device)
         self.scorer.exploration = config.exploration
         self.plans = [Plan.parse(text) for text in config.plans]
         self.handles = [Handle(self.model, plan, config.seed, parts={METHOD: self.scorer}) for plan in self.plans]

@@ -1,0 +1,90 @@
+"""Sentences below the table of an evaluation: where anchors lose what another plan of the same number of tokens keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tokensieve.plan import Plan
+from tokensieve.plan.values import Step
+from tokensieve.tasks.base import SampleScores
+from tokensieve.tasks.registry import is_percent
+from tokensieve.tasks.statistics import grouped_stderr
+
+CLEARLY = 2.0  # standard errors of the difference
+HANDLED = {"drop": "drops {}", "zero": "sets {} to 0"}  # by rest, where the tokens that are not selected are lost
+
+
+def table_remarks(
+    rows: Sequence[dict[str, Any]], scores: Sequence[SampleScores | None], metric: str, unit: str, by_pruning_flag: bool
+) -> list[str]:
+    """What to print below the table of these results.
+
+    scores: of each result, by sample. by_pruning_flag: the first plan is that of --enable_pruning without --prune_rest.
+    """
+    remarks = []
+    for number, row in enumerate(rows):
+        done = row["reduction"]
+        step = _losing_step(done)
+        if step is None:
+            continue
+        lost = HANDLED[step.rest].format(f"{done['tokens_in'] - done['tokens_out']} of {done['tokens_in']} tokens")
+        rivals = list(_rivals(step, done, rows))
+        best = max(
+            ((*_gain(rows, scores, number, rival, metric), rival) for rival in rivals),
+            default=(0.0, 0.0, 0),
+            key=lambda gain: gain[0],
+        )
+        gain, error, rival = best
+        if gain > CLEARLY * error:
+            share = is_percent(metric, row["task"])
+            amount = f"{100 * gain:.1f} ± {100 * error:.1f} points" if share else f"{gain:.3f} ± {error:.3f}"
+            plan = rows[rival]["reduction"]["plan"]
+            remarks.append(
+                f"{done['plan']} {lost}; {plan} goes on with as many and is {amount} of {metric} better on the same {unit}s."
+            )
+        elif not rivals and by_pruning_flag and number == 0:
+            remarks.append(
+                f"--enable_pruning {lost}; --prune_rest merge merges each of them into the most similar kept token instead."
+            )
+    return remarks
+
+
+def _losing_step(reduction: dict[str, Any]) -> Step | None:
+    """The step of a plan of anchors alone that really drops tokens or sets them to 0."""
+    if not reduction["applied"] or reduction["tokens_in"] is None or reduction["tokens_out"] >= reduction["tokens_in"]:
+        return None
+    steps = Plan.parse(reduction["plan"]).steps
+    if len(steps) != 1 or steps[0].method.name != "anchor" or steps[0].rest not in HANDLED:
+        return None
+    return steps[0]
+
+
+def _rivals(step: Step, reduction: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterator[int]:
+    """The numbers of the results by the same plan with rest=merge, and by cover to as many tokens."""
+    for number, row in enumerate(rows):
+        done = row["reduction"]
+        steps = Plan.parse(done["plan"]).steps
+        if not done["applied"] or len(steps) != 1 or done["tokens_out"] != reduction["tokens_out"]:
+            continue
+        other = steps[0]
+        is_at_same_position = other.where == step.where or step.rest == "zero"
+        is_same_choice = other.method == step.method and other.rest == "merge" and other.arguments() == step.arguments()
+        if is_at_same_position and (is_same_choice or other.method.name == "cover"):
+            yield number
+
+
+def _gain(
+    rows: Sequence[dict[str, Any]], scores: Sequence[SampleScores | None], own: int, rival: int, metric: str
+) -> tuple[float, float]:
+    """What the rival has more of the metric, and its standard error: of the paired difference, if samples have scores."""
+    ours, theirs = scores[own], scores[rival]
+    if ours is not None and theirs is not None:
+        more = theirs.values.double() - ours.values.double()
+        return float(more.mean()), grouped_stderr(more, ours.groups)
+    metrics = [rows[number]["metrics"] for number in (own, rival)]
+    values = [(each.get(metric), each.get(f"{metric}_stderr")) for each in metrics]
+    if any(number is None or not math.isfinite(number) for pair in values for number in pair):
+        return 0.0, 0.0
+    return values[1][0] - values[0][0], math.hypot(values[0][1], values[1][1])
