@@ -16,6 +16,7 @@ from tests.support.processes import alone
 from tokensieve import Plan, cli
 from tokensieve.embedded.datasets import EmbeddedQuestions
 from tokensieve.methods.registry import REGISTRY
+from tokensieve.plan.mixes import MIXES
 from tokensieve.testing import check_method
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
@@ -84,11 +85,14 @@ def test_the_example_method_conforms(page):
 def test_the_five_lines(tiny_clip):
     lines = example("README.md", "create_model_and_transforms")
     lines = lines.replace('"ViT-B-16"', repr(tiny_clip.name)).replace('"openai"', repr(tiny_clip.weights))
-    lines = lines.replace("@6(k=10,m=50", "@2(k=2,m=4")
+    lines = lines.replace("size=192", "size=24").replace("@7:40", "@2:6")
     names = {"images": torch.randn(2, 3, 48, 32)}
     with torch.no_grad():
         exec(lines, names)
-    assert [vars(row) for row in names["sieve"].ledger] == [{"layer": "2", "tokens_in": 24, "tokens_out": 6}]
+    assert [vars(row) for row in names["sieve"].ledger] == [
+        {"layer": "image", "tokens_in": 24, "tokens_out": 12},
+        {"layer": "2", "tokens_in": 12, "tokens_out": 6},
+    ]
 
 
 def test_the_call_with_sample_indices(tiny_clip):
