@@ -17,6 +17,10 @@ if [ $# -eq 3 ]; then
   .venv/bin/python benchmarks/ablation.py "${clip[@]}" --every 2 --keep 60 32 16 --norms 0 2 --output $out/ablation_clip.json
 fi
 .venv/bin/python benchmarks/ablation.py --split val --limit 800 --output $out/ablation_val.json
+for place in 2 6; do
+  .venv/bin/python benchmarks/ablation.py --split val --limit 480 --place $place --keep 32 16 --norms 0 2 \
+    --output $out/ablation_place$place.json
+done
 .venv/bin/python benchmarks/ablation.py --limit 800 --keep 60 32 16 --norms 0 2 --output $out/ablation_test.json
 
 "${eval[@]}" --dataset embedded-heldout --limit 1000 --plan none --compare "${merged[@]}" --output "$out/cover-heldout_{plan}.json"

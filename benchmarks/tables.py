@@ -385,6 +385,16 @@ def ablation_test() -> str:
     return _ablation("ablation_test.json", _lost_points)
 
 
+def ablation_early() -> str:
+    """Lost accuracy, a cut after block 2 of 8."""
+    return _ablation("ablation_place2.json", _lost_points)
+
+
+def ablation_late() -> str:
+    """Lost accuracy, a cut after block 6 of 8."""
+    return _ablation("ablation_place6.json", _lost_points)
+
+
 def ablation_clip() -> str:
     """Lost accuracy and distance, real CLIP."""
     return _ablation("ablation_clip.json", lambda row: f"{_lost_points(row)} / {_distance(row)}")
@@ -395,7 +405,10 @@ def _losses(pattern: str, metric: str) -> str:
     rows = []
     for row in found:
         cut = row["reduction"]
-        rows.append([f"`{cut['plan']}`", f"{cut['tokens_in']} → {cut['tokens_out']}", score(row, metric), lost(row)])
+        difference = lost(row) or (
+            "" if row is found[0] else f"{100 * (found[0]['metrics'][metric] - row['metrics'][metric]):.1f}"
+        )
+        rows.append([f"`{cut['plan']}`", f"{cut['tokens_in']} → {cut['tokens_out']}", score(row, metric), difference])
     return table(["plan", "tokens", f"{metric}{unit(metric)}", "lost, points"], rows)
 
 
@@ -432,6 +445,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "equal_time_embedded": equal_time_embedded,
     "ablation_val": ablation_val,
     "ablation_test": ablation_test,
+    "ablation_early": ablation_early,
+    "ablation_late": ablation_late,
     "ablation_clip": ablation_clip,
     "cover_tasks": cover_tasks,
     "cover_vqa": cover_vqa,
