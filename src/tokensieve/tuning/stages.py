@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokensieve.errors import UserError
@@ -106,7 +106,7 @@ class Tuning:
         return Trial(str(plan), candidate.to_json(), goal, speedup, mean, stderr, gflops, tokens)
 
     def _best_text(self) -> str:
-        best = choose(self.record.trials, lambda row: row.distance, lambda row: row.speedup, self.goal.speedup)
+        best = choose(self._trials(), lambda row: row.distance, lambda row: row.speedup, self.goal.speedup)
         return "" if best is None else f"{best.plan} {best.distance:.4g}"
 
     # --- few plans on all images
@@ -118,10 +118,24 @@ class Tuning:
         first = [*finalists[:2], *controls, *finalists[2:]]
         self._measure_all(first, always=2 + len(controls))
         if self.goal.keep is None:
-            for _ in range(2):
-                self._measure_all(self._corrected(), always=0)
-        if self.goal.speedup is not None and self._best() is None:
-            self._measure_all(self._corrected(), always=1)
+            for always in (1, 0):
+                self._measure_all(self._corrected(), always)
+
+    def measure_first(self) -> None:
+        """A few of the best candidates and the controls, whose times correct the predictions for the rest of the search."""
+        if not self.record.rows:
+            self._measure_all([*self.finalists()[:3], *self.controls()], always=2)
+            self.recalibrate()
+
+    def recalibrate(self) -> None:
+        """Corrects the predictions by all plans that were measured so far."""
+        rows = [(row.candidate["method"], Plan.parse(row.plan), row.speedup) for row in self.record.rows]
+        self.costs.calibrate(rows)
+
+    def _trials(self) -> list[Trial]:
+        """The cheap trials with the speed-ups that are predicted by now."""
+        predict = self.costs.speedup
+        return [replace(t, speedup=predict(Plan.parse(t.plan), t.candidate["method"])) for t in self.record.trials]
 
     def measured_plans(self) -> int:
         """How many plans the second stage measures at most, for the progress bar."""
@@ -169,7 +183,7 @@ class Tuning:
 
     def finalists(self) -> list[Wanted]:
         """The best candidates of the cheap trials at the goal, and the front of the others."""
-        trials = self.record.trials
+        trials = self._trials()
         if not trials:
             return []
         if self.goal.keep is not None:
@@ -203,11 +217,11 @@ class Tuning:
             candidate = Candidate.read(row.candidate)
             if candidate.method == RESIZE or 0 <= row.speedup / target - 1 < CLOSE:
                 continue
-            assert row.goal is not None
-            goal = max(1.01, row.goal * target * (1 + CLOSE / 2) / row.speedup)
-            plan = self._plan(candidate, goal)
+            own = Costs(self.space, self.costs.coefficients)
+            own.calibrate([(candidate.method, Plan.parse(row.plan), row.speedup)])
+            plan = own.at_goal(candidate, target * (1 + CLOSE / 2))
             if plan is not None:
-                made.append((row.role, plan, candidate, goal))
+                made.append((row.role, plan, candidate, target))
         return made[:CORRECTED]
 
     def _measure_all(self, wanted: Sequence[Wanted], always: int) -> None:
