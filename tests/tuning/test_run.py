@@ -75,11 +75,11 @@ def test_a_stopped_search_goes_on(tune: Any, monkeypatch: pytest.MonkeyPatch, ca
         return measures(self, plan, n)
 
     monkeypatch.setattr(Evaluator, "measures", counted)
-    code, stopped = tune("--trials", "8")
+    code, stopped = tune("--trials", "20")
     first = stopped["trials"]
     assert code == 130 and len(first) >= 5 and not stopped["is_measured"]
     assert "the same command again goes on" in capsys.readouterr().err
-    code, found = tune("--trials", "8")
+    code, found = tune("--trials", "20")
     assert code == 0 and found["trials"][: len(first)] == first and len(found["trials"]) > len(first) and found["is_measured"]
     done = len(calls)
     measured = {row["plan"] for row in found["measured"]}

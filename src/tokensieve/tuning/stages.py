@@ -23,7 +23,7 @@ CLOSE = 0.015  # a measured speed-up that far above the target is not corrected
 REJECTED = 6  # attempts for each trial; plans that cannot be made are rejected
 
 Report = Callable[[str], Any]
-Wanted = tuple[str, Plan, Candidate, float | None]  # its role, the plan, what it was made of, and for which speed-up
+Wanted = tuple[Plan, Candidate, float | None]  # a plan, what it was made of, and for which speed-up
 
 
 @dataclass(frozen=True)
@@ -153,16 +153,16 @@ class Tuning:
                 plan = costs.at_goal(Candidate(0, RESIZE), self.goal.speedup) or with_resize.plan(Candidate(least, RESIZE))
             if plan is not None:
                 side = plan.image_step.options["size"] // self.space.outline.patch if plan.image_step else most
-                made.append(("control", plan, Candidate(side, RESIZE), self.goal.speedup))
+                made.append((plan, Candidate(side, RESIZE), self.goal.speedup))
                 if self.goal.keep is None and side + 1 < most:  # the next larger image, which is a little slower
                     larger = Candidate(side + 1, RESIZE)
-                    made.append(("control", with_resize.plan(larger), larger, self.goal.speedup))
+                    made.append((with_resize.plan(larger), larger, self.goal.speedup))
         for name in CONTROLS:
             fitting = [each for position in self._control_positions() if (each := self._control(name, position)) is not None]
             if fitting:  # the position at which it may keep about a quarter
                 quarter = self.space.outline.tokens / 4
                 plan, candidate, _ = min(fitting, key=lambda each: abs(math.log(each[2] / quarter)))
-                made.append(("control", plan, candidate, self.goal.speedup))
+                made.append((plan, candidate, self.goal.speedup))
         return made
 
     def _control_positions(self) -> list[str]:
@@ -200,9 +200,9 @@ class Tuning:
             candidate = Candidate.read(row.candidate)
             plan = Plan.parse(row.plan) if goal is None else self._plan(candidate, goal)
             if plan is not None and len(made) < FINALISTS:
-                made.setdefault(str(plan), ("search", plan, candidate, goal))
+                made.setdefault(str(plan), (plan, candidate, goal))
         for row in thin_out(pareto(trials, _distance, _speedup), _speedup, ON_FRONT):
-            made.setdefault(row.plan, ("search", Plan.parse(row.plan), Candidate.read(row.candidate), row.goal))
+            made.setdefault(row.plan, (Plan.parse(row.plan), Candidate.read(row.candidate), row.goal))
         return list(made.values())
 
     def _corrected(self) -> list[Wanted]:
@@ -221,13 +221,13 @@ class Tuning:
             own.calibrate([(candidate.method, Plan.parse(row.plan), row.speedup)])
             plan = own.at_goal(candidate, target * (1 + CLOSE / 2))
             if plan is not None:
-                made.append((row.role, plan, candidate, target))
+                made.append((plan, candidate, target))
         return made[:CORRECTED]
 
     def _measure_all(self, wanted: Sequence[Wanted], always: int) -> None:
         """Measures the plans that are not measured yet, in groups; after the deadline only the first `always`."""
         done = {row.plan for row in self.record.rows}
-        left = [each for each in wanted if str(each[1]) not in done]
+        left = [each for each in wanted if str(each[0]) not in done]
         while left:
             if self.record.seconds > self.deadline:
                 left = [each for each in left if any(each is one for one in wanted[:always])]
@@ -239,18 +239,18 @@ class Tuning:
         usable, found = [], []
         for each in group:
             try:
-                found.append(self.evaluator.measures(each[1], self.n_images))
+                found.append(self.evaluator.measures(each[0], self.n_images))
                 usable.append(each)
             except UserError:  # it does not suit the model
                 continue
         if not usable:
             return
-        times = self.evaluator.speedups([plan for _, plan, _, _ in usable], self.rounds)
-        for (role, plan, candidate, goal), (values, handle), row in zip(usable, found, times, strict=True):
+        times = self.evaluator.speedups([plan for plan, _, _ in usable], self.rounds)
+        for (plan, candidate, goal), (values, handle), row in zip(usable, found, times, strict=True):
             ledger = handle.ledger
             measured = Measured(
                 str(plan),
-                role,
+                "control" if candidate.is_control else "search",
                 candidate.to_json(),
                 goal,
                 row["speedup"],
