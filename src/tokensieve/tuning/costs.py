@@ -5,13 +5,15 @@ The operations of a block are a polynomial of second degree in its tokens, so th
     1,  patches of the image,  sum of n and sum of n^2 over the blocks of the tower,  the same two over the language model.
 
 A time is not an operation count. For every method one plan is timed, and its exponent a = log(measured) / log(ratio of
-operations) turns a ratio of operations into the speed-up that is expected of other plans of this method.
+operations) turns a ratio of operations into the speed-up that is expected of other plans of this method. Plans that are
+measured later replace these first exponents.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +24,8 @@ from tokensieve.plan import Budget, Plan
 from tokensieve.tuning.outline import Outline
 from tokensieve.tuning.space import EVERY, RESIZE, Candidate, Space
 
-EXPONENTS = (0.2, 1.5)  # the range of a
+EXPONENTS = (0.4, 1.5)  # the range of a
+SPREAD = (0.7, 1.3)  # the range of a method's a, in shares of the median of all methods
 
 
 def probe_plans(outline: Outline) -> list[Plan]:
@@ -64,19 +67,25 @@ class Costs:
 
     def exponent(self, method: str) -> float:
         """Of the method, or the median of those that are known."""
-        known = sorted(self.exponents.values())
-        return self.exponents.get(method, known[len(known) // 2] if known else 1.0)
+        if method in self.exponents or not self.exponents:
+            return self.exponents.get(method, 1.0)
+        return statistics.median(self.exponents.values())
 
     def speedup(self, plan: Plan, method: str) -> float:
         """The speed-up that is expected of a plan of this method."""
         return math.pow(self.ratio(plan), self.exponent(method))
 
-    def calibrate(self, measured: Mapping[str, tuple[Plan, float]]) -> None:
-        """Takes the measured speed-up of one plan of each method."""
-        for method, (plan, speedup) in measured.items():
+    def calibrate(self, measured: Sequence[tuple[str, Plan, float]]) -> None:
+        """Takes measured speed-ups of plans, with their methods: the exponent of a method is the median over its plans."""
+        found: dict[str, list[float]] = {}
+        for method, plan, speedup in measured:
             log_ratio = math.log(self.ratio(plan))
             if log_ratio > 0.05 and speedup > 0:
-                self.exponents[method] = min(max(math.log(speedup) / log_ratio, EXPONENTS[0]), EXPONENTS[1])
+                found.setdefault(method, []).append(min(max(math.log(speedup) / log_ratio, EXPONENTS[0]), EXPONENTS[1]))
+        middle = statistics.median(value for values in found.values() for value in values) if found else 1.0
+        low, high = (share * middle for share in SPREAD)  # what differs more is a machine with other load, not a method
+        if found:
+            self.exponents = {name: min(max(statistics.median(values), low), high) for name, values in found.items()}
 
     def at_goal(self, candidate: Candidate, goal: float) -> Plan | None:
         """The plan of the candidate with the most tokens that reaches the speed-up; None if it cannot, or need not cut."""

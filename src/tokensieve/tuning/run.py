@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from tokensieve.tuning.subject import Subject
 SEARCH_SHARE, CHEAP_SHARE, EXACT_SHARE = 0.55, 0.006, 0.3  # of the time: the first stage, one of its trials, all distances
 CHEAP = (8, 64)  # images of a trial
 LEAST_MEASURED = 32  # images of the second stage, if there are so many
-CALIBRATION_ROUNDS, ROUNDS = 3, 7
+FIRST_SHARE = 0.4  # of the first stage, after which a few plans are measured to correct the predictions
+CALIBRATION_ROUNDS, ROUNDS = 5, 7
 PLANS = 16  # plans of the second stage, for sharing the time
 
 
@@ -123,13 +125,15 @@ def search(
             "give less"
         )
     stages = Tuning(evaluator, space, costs, record, goal, n_images, n_cheap, ROUNDS, seconds)
-    trials = max(args.trials, 1)
-    with _progress("search", trials, "plan", args.quiet, len(record.trials)) as step:
-        stages.report = lambda text: step(1, text)
-        stages.search(trials, SEARCH_SHARE * seconds)
-    with _progress("measure", stages.measured_plans(), "plan", args.quiet, len(record.rows)) as step:
-        stages.report = lambda text: step(1, text)
-        stages.measure()
+    stages.recalibrate()
+    for part, measure in ((FIRST_SHARE, stages.measure_first), (1.0, stages.measure)):
+        trials = math.ceil(part * args.trials)
+        with _progress("search", trials, "plan", args.quiet, len(record.trials)) as step:
+            stages.report = partial(step, 1)
+            stages.search(trials, part * SEARCH_SHARE * seconds)
+        with _progress("measure", stages.measured_plans(), "plan", args.quiet, len(record.rows)) as step:
+            stages.report = partial(step, 1)
+            measure()
 
 
 def _whole_batches(n: int, args: argparse.Namespace) -> int:
@@ -148,7 +152,7 @@ def _fit_costs(evaluator: Evaluator, space: Space, record: Record, goal: Goal) -
         plans = {name: plan for name, plan in plans.items() if _fits(evaluator, plan)}
         if plans:
             times = evaluator.speedups(list(plans.values()), CALIBRATION_ROUNDS, with_oracle=False)
-            costs.calibrate({name: (plans[name], row["speedup"]) for name, row in zip(plans, times, strict=True)})
+            costs.calibrate([(name, plans[name], row["speedup"]) for name, row in zip(plans, times, strict=True)])
         return costs.exponents
 
     costs.exponents = dict(record.remember("exponents", calibrate))

@@ -36,6 +36,11 @@ class Candidate:
     position: str = ""  # as a plan writes it
     options: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def is_control(self) -> bool:
+        """Whether it is resizing alone, or a plain choice that knows nothing of the image."""
+        return self.method == RESIZE or (self.method in CONTROLS and not self.options)
+
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Candidate:
         """The candidate of a JSON value."""

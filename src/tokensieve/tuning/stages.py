@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokensieve.errors import UserError
@@ -23,7 +23,7 @@ CLOSE = 0.015  # a measured speed-up that far above the target is not corrected
 REJECTED = 6  # attempts for each trial; plans that cannot be made are rejected
 
 Report = Callable[[str], Any]
-Wanted = tuple[str, Plan, Candidate, float | None]  # its role, the plan, what it was made of, and for which speed-up
+Wanted = tuple[Plan, Candidate, float | None]  # a plan, what it was made of, and for which speed-up
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Tuning:
         return Trial(str(plan), candidate.to_json(), goal, speedup, mean, stderr, gflops, tokens)
 
     def _best_text(self) -> str:
-        best = choose(self.record.trials, lambda row: row.distance, lambda row: row.speedup, self.goal.speedup)
+        best = choose(self._trials(), lambda row: row.distance, lambda row: row.speedup, self.goal.speedup)
         return "" if best is None else f"{best.plan} {best.distance:.4g}"
 
     # --- few plans on all images
@@ -118,10 +118,24 @@ class Tuning:
         first = [*finalists[:2], *controls, *finalists[2:]]
         self._measure_all(first, always=2 + len(controls))
         if self.goal.keep is None:
-            for _ in range(2):
-                self._measure_all(self._corrected(), always=0)
-        if self.goal.speedup is not None and self._best() is None:
-            self._measure_all(self._corrected(), always=1)
+            for always in (1, 0):
+                self._measure_all(self._corrected(), always)
+
+    def measure_first(self) -> None:
+        """A few of the best candidates and the controls, whose times correct the predictions for the rest of the search."""
+        if not self.record.rows:
+            self._measure_all([*self.finalists()[:3], *self.controls()], always=2)
+            self.recalibrate()
+
+    def recalibrate(self) -> None:
+        """Corrects the predictions by all plans that were measured so far."""
+        rows = [(row.candidate["method"], Plan.parse(row.plan), row.speedup) for row in self.record.rows]
+        self.costs.calibrate(rows)
+
+    def _trials(self) -> list[Trial]:
+        """The cheap trials with the speed-ups that are predicted by now."""
+        predict = self.costs.speedup
+        return [replace(t, speedup=predict(Plan.parse(t.plan), t.candidate["method"])) for t in self.record.trials]
 
     def measured_plans(self) -> int:
         """How many plans the second stage measures at most, for the progress bar."""
@@ -139,16 +153,16 @@ class Tuning:
                 plan = costs.at_goal(Candidate(0, RESIZE), self.goal.speedup) or with_resize.plan(Candidate(least, RESIZE))
             if plan is not None:
                 side = plan.image_step.options["size"] // self.space.outline.patch if plan.image_step else most
-                made.append(("control", plan, Candidate(side, RESIZE), self.goal.speedup))
+                made.append((plan, Candidate(side, RESIZE), self.goal.speedup))
                 if self.goal.keep is None and side + 1 < most:  # the next larger image, which is a little slower
                     larger = Candidate(side + 1, RESIZE)
-                    made.append(("control", with_resize.plan(larger), larger, self.goal.speedup))
+                    made.append((with_resize.plan(larger), larger, self.goal.speedup))
         for name in CONTROLS:
             fitting = [each for position in self._control_positions() if (each := self._control(name, position)) is not None]
             if fitting:  # the position at which it may keep about a quarter
                 quarter = self.space.outline.tokens / 4
                 plan, candidate, _ = min(fitting, key=lambda each: abs(math.log(each[2] / quarter)))
-                made.append(("control", plan, candidate, self.goal.speedup))
+                made.append((plan, candidate, self.goal.speedup))
         return made
 
     def _control_positions(self) -> list[str]:
@@ -169,7 +183,7 @@ class Tuning:
 
     def finalists(self) -> list[Wanted]:
         """The best candidates of the cheap trials at the goal, and the front of the others."""
-        trials = self.record.trials
+        trials = self._trials()
         if not trials:
             return []
         if self.goal.keep is not None:
@@ -186,9 +200,9 @@ class Tuning:
             candidate = Candidate.read(row.candidate)
             plan = Plan.parse(row.plan) if goal is None else self._plan(candidate, goal)
             if plan is not None and len(made) < FINALISTS:
-                made.setdefault(str(plan), ("search", plan, candidate, goal))
+                made.setdefault(str(plan), (plan, candidate, goal))
         for row in thin_out(pareto(trials, _distance, _speedup), _speedup, ON_FRONT):
-            made.setdefault(row.plan, ("search", Plan.parse(row.plan), Candidate.read(row.candidate), row.goal))
+            made.setdefault(row.plan, (Plan.parse(row.plan), Candidate.read(row.candidate), row.goal))
         return list(made.values())
 
     def _corrected(self) -> list[Wanted]:
@@ -203,17 +217,17 @@ class Tuning:
             candidate = Candidate.read(row.candidate)
             if candidate.method == RESIZE or 0 <= row.speedup / target - 1 < CLOSE:
                 continue
-            assert row.goal is not None
-            goal = max(1.01, row.goal * target * (1 + CLOSE / 2) / row.speedup)
-            plan = self._plan(candidate, goal)
+            own = Costs(self.space, self.costs.coefficients)
+            own.calibrate([(candidate.method, Plan.parse(row.plan), row.speedup)])
+            plan = own.at_goal(candidate, target * (1 + CLOSE / 2))
             if plan is not None:
-                made.append((row.role, plan, candidate, goal))
+                made.append((plan, candidate, target))
         return made[:CORRECTED]
 
     def _measure_all(self, wanted: Sequence[Wanted], always: int) -> None:
         """Measures the plans that are not measured yet, in groups; after the deadline only the first `always`."""
         done = {row.plan for row in self.record.rows}
-        left = [each for each in wanted if str(each[1]) not in done]
+        left = [each for each in wanted if str(each[0]) not in done]
         while left:
             if self.record.seconds > self.deadline:
                 left = [each for each in left if any(each is one for one in wanted[:always])]
@@ -225,18 +239,18 @@ class Tuning:
         usable, found = [], []
         for each in group:
             try:
-                found.append(self.evaluator.measures(each[1], self.n_images))
+                found.append(self.evaluator.measures(each[0], self.n_images))
                 usable.append(each)
             except UserError:  # it does not suit the model
                 continue
         if not usable:
             return
-        times = self.evaluator.speedups([plan for _, plan, _, _ in usable], self.rounds)
-        for (role, plan, candidate, goal), (values, handle), row in zip(usable, found, times, strict=True):
+        times = self.evaluator.speedups([plan for plan, _, _ in usable], self.rounds)
+        for (plan, candidate, goal), (values, handle), row in zip(usable, found, times, strict=True):
             ledger = handle.ledger
             measured = Measured(
                 str(plan),
-                role,
+                "control" if candidate.is_control else "search",
                 candidate.to_json(),
                 goal,
                 row["speedup"],
