@@ -13,7 +13,8 @@ from tests.support.reference import assert_clear, in_float64
 from tests.support.rounding import assert_near
 from tokensieve.core import View
 from tokensieve.errors import UserError
-from tokensieve.methods.sdtps import Sdtps, TokenAggregation, TokenSparse, sdtps
+from tokensieve.methods.sdtps import Sdtps, sdtps
+from tokensieve.methods.sdtps_modules import TokenAggregation, TokenSparse
 from tokensieve.reid.build import build
 from tokensieve.reid.model import Settings
 from tokensieve.testing import check_method
