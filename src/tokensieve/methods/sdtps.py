@@ -37,6 +37,7 @@ where those are not in the batch. Without either it is a single modality's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -99,6 +100,17 @@ class Sdtps(nn.Module):
         """The number of tokens it keeps."""
         return self.keep
 
+    def retraining_for(self, keep: int) -> str:
+        """The keys of a training that leaves another number of tokens."""
+        patches, sparse_ratio = self.settings["patches"], self.settings["sparse_ratio"]
+        if not 2 <= keep <= patches:
+            return f"SDTPS leaves 2 to {patches} tokens of {patches}"
+        aggr_ratio = _round_up((keep - 1) / (patches * sparse_ratio), patches)
+        keys = f"MODEL.SDTPS_AGGR_RATIO {aggr_ratio:g}"
+        if aggr_ratio > 1:
+            keys = f"MODEL.SDTPS_SPARSE_RATIO {_round_up((keep - 1) / patches, patches):g} MODEL.SDTPS_AGGR_RATIO 1"
+        return f"for {keep} tokens train it again with {keys}: tokensieve train CONFIG {keys}"
+
     def places(self) -> list[str] | None:
         """The positions it was trained for; None: any."""
         place = self.settings["place"]
@@ -115,6 +127,12 @@ class Sdtps(nn.Module):
         return self.sparse[name], self.aggregate[name]  # type: ignore[return-value]
 
 
+def _round_up(ratio: float, patches: int) -> float:
+    """A ratio with few digits, not smaller, that gives the same number of this many patches."""
+    steps = 10 ** len(str(patches))
+    return math.ceil(round(ratio * steps, 6)) / steps
+
+
 @method(
     summary="patches scored with all modalities, aggregated into a few tokens, the rest as one token (--weights)",
     paper="adapted from SEPS (Mao et al., 2025, arXiv:2511.01390), which scores patches with texts",
@@ -128,7 +146,10 @@ def sdtps(view: View, keep: int, *, aggregation: Literal["mix", "merge"] = "mix"
     part: Sdtps = view.part
     if keep != part.keep:
         patches = part.settings["patches"]
-        raise UserError(f"sdtps: its weights leave {part.keep} tokens of {patches}, not {keep}; write sdtps:{part.keep}")
+        advice = part.retraining_for(keep)
+        raise UserError(
+            f"sdtps: its weights leave {part.keep} tokens of {patches}, not {keep}; write sdtps:{part.keep}; {advice}"
+        )
     if aggregation != (trained := part.settings["aggregation"]):
         raise UserError(f"sdtps: its weights were trained with aggregation={trained}; write sdtps(aggregation={trained})")
     names = tuple(view.context.get("modalities", ())) or ("",)

@@ -1,4 +1,5 @@
-"""Losses of re-identification: cross-entropy of the identity, and triplets with the hardest positive and negative."""
+"""Losses of re-identification: cross-entropy of the identity, triplets with the hardest positive and negative, and
+the features of a teacher."""
 
 from __future__ import annotations
 
@@ -29,6 +30,11 @@ def hard_triplet(features: Tensor, labels: Tensor) -> Tensor:
         nearest = pairwise.masked_fill(same, torch.inf).amin(1)
         valid = ~same.all(1)
         return F.softplus(farthest[valid] - nearest[valid]).sum() / max(1, int(valid.sum()))
+
+
+def imitation(features: Tensor, wanted: Tensor) -> Tensor:
+    """The mean over the batch of 1 - cosine with the features of a teacher: (B, F), (B, F) -> ()."""
+    return (1 - F.cosine_similarity(features.float(), wanted.float(), dim=-1)).mean()
 
 
 def identity(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
