@@ -314,9 +314,12 @@ def test_a_merge_inside_a_backbone_passes_its_sizes_on() -> None:
     ((_, reduction),) = handle.stages
     assert [(row.tokens_in, row.tokens_out) for row in handle.ledger] == [(128, 26)]
     assert reduction.sizes is not None and adds_up(reduction.sizes)
-    with pytest.raises(UserError, match=r"trained with aggregation=merge; write sdtps\(aggregation=merge\)"):
-        with torch.no_grad(), tokensieve.apply(model, "sdtps@1"):
-            model.encode(inputs)
+    with (
+        pytest.raises(UserError, match=r"trained with aggregation=merge; write sdtps\(aggregation=merge\)"),
+        torch.no_grad(),
+        tokensieve.apply(model, "sdtps@1"),
+    ):
+        model.encode(inputs)
 
 
 def adds_up(sizes: Tensor) -> bool:
@@ -369,7 +372,9 @@ def test_a_plan_with_another_count_says_which_keys_to_train_with() -> None:
         arguments={"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
         plan="sdtps@out",
     )
-    with pytest.raises(UserError, match=r"leave the number out, or for 10 tokens train it again with MODEL.SDTPS_AGGR_RATIO 0.141"):
+    with pytest.raises(
+        UserError, match=r"leave the number out, or for 10 tokens train it again with MODEL.SDTPS_AGGR_RATIO 0.141"
+    ):
         tokensieve.apply(build(settings), "sdtps@out:10")
 
 

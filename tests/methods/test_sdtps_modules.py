@@ -132,7 +132,7 @@ def test_similarities_of_another_length_are_an_error() -> None:
     sparse = TokenSparse(8)
     with pytest.raises(UserError, match=r"cross_attention_m3 has one number for each token, \(2, 10\), not \(2, 9\)"):
         sparse(drawn(2, 10, 8), drawn(2, 10), drawn(2, 10), drawn(2, 9))
-    with pytest.raises(UserError, match="beta=0.7 is outside"):
+    with pytest.raises(UserError, match=r"beta=0\.7 is outside"):
         sparse(drawn(2, 10, 8), drawn(2, 10), drawn(2, 10), drawn(2, 10), beta=0.7)
 
 

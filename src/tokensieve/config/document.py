@@ -79,9 +79,10 @@ class Document:
             elif isinstance(section, list) and isinstance(step, int) and step < len(section):
                 inner = section[step]
             section = inner
-        if not isinstance(section, dict) and not (isinstance(section, list) and path[-1] in range(len(section))):
+        last: Any = path[-1]
+        if not isinstance(section, dict) and not (isinstance(section, list) and last in range(len(section))):
             raise UserError(f"{'.'.join(map(str, path))}: {self.path} has no such key")
-        section[path[-1]] = value
+        section[last] = value
         self.overridden.add(path)
 
     def line(self, path: Sequence[int | str]) -> int:

@@ -92,7 +92,7 @@ class Sdtps(nn.Module):
         self.aggregate = nn.ModuleDict({name: TokenAggregation(width, mixed, dim_ratio) for name in names})
         if aggregation == "merge":
             for name in names:
-                last: Any = self.aggregate[name].weight[-1]  # type: ignore[index,union-attr]
+                last: Any = self.aggregate[name].weight[-1]  # type: ignore[index]
                 nn.init.zeros_(last.weight)
                 nn.init.zeros_(last.bias)
 
@@ -130,7 +130,7 @@ class Sdtps(nn.Module):
 def _round_up(ratio: float, patches: int) -> float:
     """A ratio with few digits, not smaller, that gives the same number of this many patches."""
     steps = 10 ** len(str(patches))
-    return math.ceil(round(ratio * steps, 6)) / steps
+    return float(math.ceil(round(ratio * steps, 6)) / steps)
 
 
 @method(
@@ -171,7 +171,7 @@ def sdtps(view: View, keep: int, *, aggregation: Literal["mix", "merge"] = "mix"
         selected: Sparse = sparse(tokens, feature, others, noise)
         reductions.append(_merge(tokens, selected, aggregate, sizes) if aggregation == "merge" else _mix(selected, aggregate))
     tensors = {name: [vars(each)[name] for each in reductions] for name in ("index", "weight", "sizes", "scores", "anchors")}
-    stacked = {name: torch.cat(values) for name, values in tensors.items() if values[0] is not None}
+    stacked: dict[str, Any] = {name: torch.cat(values) for name, values in tensors.items() if values[0] is not None}
     if aggregation == "mix" and view.sizes is not None:
         stacked["sizes"] = torch.ones_like(stacked["index"], dtype=torch.float32)
     return Reduction(n=view.n, **stacked)

@@ -126,7 +126,7 @@ class TokenSparse(nn.Module):
     ) -> SparseTokens: ...
 
     def forward(self, tokens: Tensor, *args: Any, **named: Any) -> Sparse | SparseTokens:
-        """Either form: `select_by_features` where global features (B, C) are given, `select_by_attention` where similarities are.
+        """Either form: `select_by_features` with global features (B, C), `select_by_attention` with similarities.
 
         Similarities are recognised by their names, or by the third argument: (B, N) is one, (B, O, C) are features.
         """
@@ -314,4 +314,4 @@ def _of_kept(decision: Tensor, x: Tensor) -> Tensor:
             f"keep_policy is {tuple(decision.shape)}{counts}, and x {tuple(x.shape)}; give the mask of these tokens, "
             f"{tuple(x.shape[:2])} (selected_mask), or D of all tokens with {x.shape[1]} kept ones in each image (score_mask)"
         )
-    return decision[kept].unflatten(0, x.shape[:2])
+    return decision[kept].reshape(x.shape[:2])

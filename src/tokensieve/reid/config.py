@@ -32,7 +32,7 @@ OPENAI_NAMES = ("ViT-B-32", "ViT-B-16", "ViT-L-14")  # of OpenAI's weights, whos
 class Model(PublishedSection):
     """The vision transformer, the reduction after or inside it, and the losses."""
 
-    fixed = {
+    fixed: ClassVar = {
         "DIRECT": (1, "the modalities of a branch are concatenated and have one classifier; write DIRECT: 1"),
         "NECK": ("bnneck", "every branch has a BNNeck; write bnneck"),
         "ID_LOSS_TYPE": ("softmax", "the identity loss is cross-entropy; write softmax"),
@@ -42,7 +42,7 @@ class Model(PublishedSection):
         "DIST_TRAIN": (False, "several processes are started by torchrun -m tokensieve train; write False"),
         "SDTPS_CROSS_ATTN_TYPE": ("cosine", "patches are compared by cosines; write cosine"),
     }
-    absent = {
+    absent: ClassVar = {
         "HDM": "hierarchical decoupling module",
         "ATM": "attention-triggered mixture of experts",
         "GLOBAL_LOCAL": "fusion of global features with pooled patches",
@@ -56,7 +56,7 @@ class Model(PublishedSection):
         "IF_WITH_CENTER": "center loss",
         "SIE_VIEW": "embedding of viewpoints",
     }
-    unused = (
+    unused: ClassVar = (
         *("HEAD", "NAME", "DEVICE", "DEVICE_ID", "PRETRAIN_PATH_T", "SDTPS_CROSS_ATTN_HEADS"),
         *("SACR_", "MULTIMODAL_SACR_", "LIF_", "DGAF_"),
     )
@@ -94,6 +94,8 @@ class Model(PublishedSection):
     TRIPLET_LOSS_WEIGHT: Weight = 1.0
     SDTPS_LOSS_WEIGHT: Weight = 2.0
     """Factor of both losses of the tokens branch; that of the plain branch is 1."""
+    INIT_FROM: str = ""
+    """Folder of an earlier training of this model, of which it takes all weights that it has too; "": only PRETRAINED's."""
     TEACHER: str = ""
     """Folder of an earlier training whose features, with all tokens, are imitated; "": none."""
     TEACHER_LOSS_WEIGHT: Weight = 1.0
@@ -125,8 +127,8 @@ class Model(PublishedSection):
             problems.append(f"MODALITIES: {', '.join(self.MODALITIES)}: list each of them once")
         if self.ARGUMENTS and self.LIBRARY != "timm":
             problems.append(f"ARGUMENTS: only timm's models take them, and LIBRARY is {self.LIBRARY}")
-        if self.ID_LOSS_WEIGHT == self.TRIPLET_LOSS_WEIGHT == 0:
-            problems.append("ID_LOSS_WEIGHT: 0, as TRIPLET_LOSS_WEIGHT is, so there is nothing to learn from")
+        if self.ID_LOSS_WEIGHT == self.TRIPLET_LOSS_WEIGHT == 0 and not (self.TEACHER and self.TEACHER_LOSS_WEIGHT):
+            problems.append("ID_LOSS_WEIGHT: 0, as TRIPLET_LOSS_WEIGHT is, and no TEACHER: there is nothing to learn from")
         try:
             names = {step.method.name for step in Plan.parse(self.plan).steps}
         except ValueError as error:
@@ -142,7 +144,7 @@ class Model(PublishedSection):
 class Input(PublishedSection):
     """The model's input. Training and test use the same size, since the model has one grid of positions."""
 
-    other_names = {"SIZE_TRAIN": "SIZE", "SIZE_TEST": "SIZE"}
+    other_names: ClassVar = {"SIZE_TRAIN": "SIZE", "SIZE_TEST": "SIZE"}
 
     SIZE: tuple[Count, Count] = (256, 128)
     """Height and width; 128 x 256 for vehicles."""
@@ -173,7 +175,7 @@ class Datasets(Section):
 
 
 class Dataloader(PublishedSection):
-    fixed = {"SAMPLER": ("softmax_triplet", "batches have several objects of each identity; write softmax_triplet")}
+    fixed: ClassVar = {"SAMPLER": ("softmax_triplet", "batches have several objects of each identity; write softmax_triplet")}
 
     NUM_INSTANCE: Annotated[int, Field(ge=2)] = 8
     """Shots of each identity in a batch."""
@@ -193,13 +195,14 @@ class Dataloader(PublishedSection):
 class Solver(PublishedSection):
     """Length, batch size and learning rates of the training."""
 
-    other_names = {"WARMUP_ITERS": "WARMUP_EPOCHS", "LR_SCHEDULER": "SCHEDULE"}  # the authors count epochs too
-    fixed = {
+    other_names: ClassVar = {"WARMUP_ITERS": "WARMUP_EPOCHS", "LR_SCHEDULER": "SCHEDULE"}  # the authors count epochs too
+    fixed: ClassVar = {
         "WARMUP_METHOD": ("linear", "the warm-up is linear; write linear"),
         "WARMUP_FACTOR": (WARM, f"the warm-up starts at {WARM} of the learning rate; write {WARM}"),
         "LARGE_FC_LR": (False, "classifiers have BASE_LR; write False"),
     }
-    unused = ("LOG_PERIOD", "MARGIN", "CLUSTER_MARGIN", "CENTER_", "RANGE_", "COSINE_", "GAMMA", "STEPS", "MOMENTUM") + (
+    unused: ClassVar = (
+        *("LOG_PERIOD", "MARGIN", "CLUSTER_MARGIN", "CENTER_", "RANGE_", "COSINE_", "GAMMA", "STEPS", "MOMENTUM"),
         *("BIAS_LR_FACTOR", "WEIGHT_DECAY_BIAS"),
     )
 
@@ -245,7 +248,7 @@ class Solver(PublishedSection):
 
 
 class Test(PublishedSection):
-    fixed = {
+    fixed: ClassVar = {
         "MISS": ("nothing", "tokensieve eval --task reid --modalities NI,TI compares without one; write nothing"),
         "FEAT_NORM": ("yes", "features are compared at unit length; write yes"),
         "RE_RANKING": ("no", "there is no re-ranking; write no"),

@@ -13,9 +13,9 @@ from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from tokensieve.config.section import Section
 
-WORDS = {"yes": True, "on": True, "true": True, "1": True, "no": False, "off": False, "false": False, "0": False} | dict.fromkeys(
-    ("none", "nothing", ""), False
-)  # switches as they are written in the field
+# Switches as they are written in the field.
+ON, OFF = ("yes", "on", "true", "1"), ("no", "off", "false", "0", "none", "nothing", "")
+WORDS = dict.fromkeys(ON, True) | dict.fromkeys(OFF, False)
 
 
 class PublishedSection(Section):

@@ -32,7 +32,7 @@ from tokensieve.reid import build, loading, losses, model, ranking
 from tokensieve.reid import data as reid_data
 from tokensieve.reid.batches import Augment, Balanced, Plain
 from tokensieve.reid.config import ReidTraining
-from tokensieve.reid.views import Inputs, Views, named
+from tokensieve.reid.views import Inputs, Views, named, named_model
 from tokensieve.training import start as training_start
 from tokensieve.training.loader import read_ahead
 from tokensieve.training.processes import average, start_accelerator
@@ -52,7 +52,11 @@ class ReidLearner:
         torch.manual_seed(self.solver.SEED)
         with named("MODEL"):
             with collect_warnings() as notes:
-                self.model = build.build(self._settings(), config.MODEL.PRETRAINED).to(self.device).train()
+                self.model = build.build(self._settings(), config.MODEL.PRETRAINED)
+            if config.MODEL.INIT_FROM:
+                with named_model("INIT_FROM"):
+                    build.start_from(self.model, config.MODEL.INIT_FROM)
+            self.model.to(self.device).train()
             self._print(notes)
             self._check_patches()
             self.handle = Handle(self.model, Plan.parse(config.MODEL.plan), self.solver.SEED, parts=self.model.parts)
@@ -128,10 +132,8 @@ class ReidLearner:
         name, mine = self.config.MODEL.TEACHER, self.model
         if not name:
             return None
-        try:
+        with named_model("TEACHER"):
             teacher = loading.read(name)
-        except UserError as error:
-            raise UserError(str(error).replace("--model", "TEACHER:")) from None
         for what, theirs, wanted in (
             ("modalities", teacher.modalities, mine.modalities),
             ("image size", teacher.settings.image_size, mine.settings.image_size),
@@ -260,9 +262,7 @@ class ReidLearner:
     def _to_device(self, inputs: Inputs) -> Inputs:
         return {name: value.to(self.device) for name, value in inputs.items()}
 
-    def _losses(
-        self, output: model.Output, labels: Tensor, wanted: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, float]]:
+    def _losses(self, output: model.Output, labels: Tensor, wanted: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """The weighted sum of the losses of all branches, and the numbers to log. wanted: the teacher's features, if any."""
         settings, terms, weights = self.config.MODEL, dict[str, Tensor](), dict[str, float]()
         factors = {"plain": 1.0, "tokens": settings.SDTPS_LOSS_WEIGHT}
