@@ -136,11 +136,11 @@ class ReidLearner:
             teacher = loading.read(name)
         for what, theirs, wanted in (
             ("modalities", teacher.modalities, mine.modalities),
-            ("image size", teacher.settings.image_size, mine.settings.image_size),
-            ("feature width", teacher.width, mine.width),
+            ("image sizes", teacher.settings.image_size, mine.settings.image_size),
+            ("feature widths", teacher.width, mine.width),
         ):
             if theirs != wanted:
-                raise UserError(f"TEACHER: {name}: its {what} is {theirs}, and this model's is {wanted}; they must be the same")
+                raise UserError(f"TEACHER: {name}: its {what} are {theirs}, and this model's are {wanted}; they must be the same")
         return teacher.to(self.device).requires_grad_(False).eval()
 
     def _check_patches(self) -> None:
@@ -274,7 +274,7 @@ class ReidLearner:
         for branch, feature in wanted.items():
             terms[f"teacher_{branch}"] = losses.imitation(output.features[branch], feature)
             weights[f"teacher_{branch}"] = settings.TEACHER_LOSS_WEIGHT
-        loss = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
+        loss = torch.stack([weights[name] * value for name, value in terms.items() if weights[name]]).sum()
         right = torch.stack([(logits.argmax(1) == labels).float().mean() for logits in output.logits.values()]).mean()
         values = {"loss": loss} | terms | {"accuracy": right}
         return loss, {name: float(value.detach()) for name, value in values.items()}
