@@ -124,8 +124,16 @@ def uncut(root, tmp_path_factory):
     return folder
 
 
+def slow_imitation(features, wanted):
+    """sum |s - t|^2 / sum |t - mean t|^2 of unit vectors, object by object in float64."""
+    units = [[row / row.norm() for row in rows.double()] for rows in (features, wanted)]
+    mean = sum(units[1]) / len(units[1])
+    far = sum(float((s - t).square().sum()) for s, t in zip(*units, strict=True))
+    return far / sum(float((t - mean).square().sum()) for t in units[1])
+
+
 def test_a_teacher_s_features_are_imitated(root, uncut):
-    """1 - cosine with what the teacher gives for the same images with all tokens, by hand; alone it is enough to learn."""
+    """The distance from what the teacher gives for the same images with all tokens; alone it is enough to learn."""
     only = {"ID_LOSS_WEIGHT": 0.0, "TRIPLET_LOSS_WEIGHT": 0.0, "TEACHER": str(uncut), "TEACHER_LOSS_WEIGHT": 4.0}
     made = learner(root, model={"PLAN": "sdtps@1(aggregation=merge)", **only})
     images, _, _ = made._batches_from(0, 1)[0]
@@ -134,16 +142,14 @@ def test_a_teacher_s_features_are_imitated(root, uncut):
         wanted = teacher.features(images)
         with made.handle, made.handle.call(samples=torch.arange(8)):
             found = made.model.features(images)
-    losses = {
-        branch: 1 - float(torch.nn.functional.cosine_similarity(found[branch], wanted[branch]).mean()) for branch in wanted
-    }
+    losses = {branch: slow_imitation(found[branch], wanted[branch]) for branch in wanted}
     before = {name: value.clone() for name, value in made.model.backbones.state_dict().items()}
     told = made.step(0)
     for branch, loss in losses.items():
-        assert told[f"teacher_{branch}"] == pytest.approx(loss, abs=1e-4)
-    assert told["loss"] == pytest.approx(4 * sum(losses.values()), abs=1e-3)
+        assert told[f"teacher_{branch}"] == pytest.approx(loss, rel=1e-2)
+    assert told["loss"] == pytest.approx(4 * sum(losses.values()), rel=1e-2)
     assert not same(before, made.model.backbones.state_dict())
-    assert "1 - cosine with the features of" in " ".join(made.objectives)
+    assert "distance from the features of" in " ".join(made.objectives)
     assert same(made.teacher.state_dict(), teacher.state_dict())  # it does not learn
 
 
@@ -167,10 +173,10 @@ def test_a_teacher_or_a_start_that_does_not_fit_is_told(root, uncut):
     for key, told in (("TEACHER", "TEACHER: no/such is no folder"), ("INIT_FROM", "INIT_FROM: no/such is no folder")):
         with pytest.raises(UserError, match=told):
             learner(root, model={key: "no/such"})
-    with pytest.raises(UserError, match=r"TEACHER: .*: its modalities are \('RGB', 'NI', 'TI'\), and this model's are \('RGB',\)"):
+    with pytest.raises(UserError, match=r"TEACHER: .*: its modalities are \('RGB', 'NI', 'TI'\), this model's \('RGB',\)"):
         learner(root, model={"TEACHER": str(uncut), "MODALITIES": ["RGB"]})
     wide = {"patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 2}
-    with pytest.raises(UserError, match=r"INIT_FROM: .* is \(.*32.*\), not \(.*48.*\); train from a model with the same backbone"):
+    with pytest.raises(UserError, match=r"INIT_FROM: .* is \(.*32.*\), not \(.*48.*\); train from a model with"):
         learner(root, model={"INIT_FROM": str(uncut), "ARGUMENTS": wide})
 
 

@@ -99,7 +99,7 @@ class Model(PublishedSection):
     TEACHER: str = ""
     """Folder of an earlier training whose features, with all tokens, are imitated; "": none."""
     TEACHER_LOSS_WEIGHT: Weight = 1.0
-    """Weight of 1 - cosine with the teacher's feature, of each branch."""
+    """Weight of the squared distance from the teacher's features, relative to their spread, of each branch."""
     LABEL_SMOOTH: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     @property

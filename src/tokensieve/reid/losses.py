@@ -33,8 +33,14 @@ def hard_triplet(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def imitation(features: Tensor, wanted: Tensor) -> Tensor:
-    """The mean over the batch of 1 - cosine with the features of a teacher: (B, F), (B, F) -> ()."""
-    return (1 - F.cosine_similarity(features.float(), wanted.float(), dim=-1)).mean()
+    """How far features are from a teacher's, as a share of how far the teacher's are from their mean: (B, F), (B, F) -> ().
+
+    Of unit length, as they are compared. Features of a batch are nearly parallel, so that a cosine with the teacher's would
+    hardly depend on what distinguishes them.
+    """
+    found, wanted = F.normalize(features.float(), dim=-1), F.normalize(wanted.float(), dim=-1)
+    spread = (wanted - wanted.mean(0)).square().sum()
+    return (found - wanted).square().sum() / spread.clamp_min(MIN_SQUARED)
 
 
 def identity(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

@@ -140,7 +140,7 @@ class ReidLearner:
             ("feature widths", teacher.width, mine.width),
         ):
             if theirs != wanted:
-                raise UserError(f"TEACHER: {name}: its {what} are {theirs}, and this model's are {wanted}; they must be the same")
+                raise UserError(f"TEACHER: {name}: its {what} are {theirs}, this model's {wanted}; they must be the same")
         return teacher.to(self.device).requires_grad_(False).eval()
 
     def _check_patches(self) -> None:
@@ -300,7 +300,7 @@ class ReidLearner:
         weights = {
             "cross-entropy of the identity": settings.ID_LOSS_WEIGHT,
             "soft-margin triplets of the hardest": settings.TRIPLET_LOSS_WEIGHT,
-            f"1 - cosine with the features of {settings.TEACHER}": settings.TEACHER_LOSS_WEIGHT if settings.TEACHER else 0,
+            f"distance from the features of {settings.TEACHER}": settings.TEACHER_LOSS_WEIGHT if settings.TEACHER else 0,
         }
         return [name for name, weight in weights.items() if weight]
 
