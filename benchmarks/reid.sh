@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SDTPS re-identification on the embedded people: trains the baseline, SDTPS and the controls with three seeds each, two at a
-# time, evaluates each on the test identities, then measures times. FOLDER keeps the trainings (about an hour on two cores). Run
-# the script again after an interruption: it resumes.
+# time, evaluates each on the test identities, and the baselines also with untrained merges; then trains merges inside the
+# backbone from each baseline, and measures times. FOLDER keeps the trainings (about two hours on two cores). Run the script again
+# after an interruption: it resumes.
 #   benchmarks/reid.sh FOLDER
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,4 +19,13 @@ one() {
 }
 export -f one
 for seed in 1 2 3; do ls "$work"/*-"$seed".yml; done | xargs -P 2 -I {} bash -c "one {} '$work' '$out'"
+for seed in 1 2 3; do ls "$work"/merge/*-"$seed".yml; done | xargs -P 2 -I {} bash -c "one {} '$work' '$out'"
+for seed in 1 2 3; do
+  OMP_NUM_THREADS=1 .venv/bin/tokensieve eval --task reid --model "$work/baseline-$seed" --dataset embedded-reid \
+    --modalities RGB,NI,TI --plan cover@3:26 --compare cover@2:40 --num_workers 0 --skip_existing --quiet \
+    --output "$work/baseline-$seed/untrained_{plan}.json"
+  for file in "$work/baseline-$seed"/untrained_*.json; do
+    sed "s#$work/##g" "$file" > "$out/reid-$(basename "$file" .json)-$seed.json"
+  done
+done
 .venv/bin/python benchmarks/reid_time.py "$out/time_reid.json"

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("evaluation and pictures", ("evaluation", "drawing")),
     ("configurations, trainings, reports", ("config", "training", "search", "tuning", "report", "embedded.recipes")),
     ("re-identification", ("reid",)),
-    ("command line", ("cli", "__main__", "=")),
+    ("command line", ("cli", "__main__", "train_net", "=")),
 )
 EXCEPTIONS = {("cutting.handle", "drawing.sheet")}  # Handle.picture draws with what is above it, when it is called
 MAX_FLAT, MAX_LINES, MAX_LONG = 14, 520, 2

@@ -29,8 +29,9 @@ if TYPE_CHECKING:  # type checkers and editors read these; at run time a name is
     from tokensieve.methods.registry import Method as Method
     from tokensieve.methods.registry import list_methods as list_methods
     from tokensieve.methods.registry import method as method
-    from tokensieve.methods.sdtps import TokenAggregation as TokenAggregation
-    from tokensieve.methods.sdtps import TokenSparse as TokenSparse
+    from tokensieve.methods.sdtps_modules import MultiModalSDTPS as MultiModalSDTPS
+    from tokensieve.methods.sdtps_modules import TokenAggregation as TokenAggregation
+    from tokensieve.methods.sdtps_modules import TokenSparse as TokenSparse
     from tokensieve.models.features import get_image_features_with_tokens as get_image_features_with_tokens
     from tokensieve.parts.hub import Reducers as Reducers
     from tokensieve.plan import Budget as Budget
@@ -62,8 +63,9 @@ _MODULES = {  # public name -> the module that defines it
     "apply_pruning_to_model": "cutting.pruning",
     "get_image_features_with_tokens": "models.features",
     "SelectionNetwork": "methods.learned",
-    "TokenSparse": "methods.sdtps",
-    "TokenAggregation": "methods.sdtps",
+    "TokenSparse": "methods.sdtps_modules",
+    "TokenAggregation": "methods.sdtps_modules",
+    "MultiModalSDTPS": "methods.sdtps_modules",
 }
 
 __all__ = ["__version__", *_MODULES]

@@ -178,9 +178,9 @@ class Reduction:
 
     @property
     def groups(self) -> Tensor:
-        """The output token of each input token, (B, N); -1 where it was dropped."""
+        """The output token of each input token, (B, N), of several the one with most of it; -1 where it was dropped."""
         if self.weight is not None:
-            share, output = self.weight.max(dim=1)
+            share, output = (self.weight if self.sizes is None else self.weight * self.sizes[..., None]).max(dim=1)
             return output.masked_fill(share <= 0, -1)
         outputs = torch.arange(self.k, device=self.index.device).expand_as(self.index)
         return self.index.new_full((self.index.shape[0], self.n), -1).scatter_(1, self.index, outputs)

@@ -79,7 +79,6 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture) -> 
         (["eval", "--dataset"], "expected at least one argument"),
         (["eval", "--val_split", "a", "--val_proportion", "0.1"], "not allowed with"),
         (["build"], "files"),
-        (["train"], "CONFIG"),
     ],
 )
 def test_mistakes(argv: list[str], says: str) -> None:
@@ -165,9 +164,56 @@ def test_train_trains_or_searches_as_the_file_says(monkeypatch: pytest.MonkeyPat
     from tokensieve import config, search, training
 
     got: dict = {}
-    monkeypatch.setattr(config, "load", lambda path: SimpleNamespace(searches=searches))
+    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=searches))
     monkeypatch.setattr(training, "run", lambda *values, **named: got.update(training=values, **named))
     monkeypatch.setattr(search, "run", lambda *values, **named: got.update(search=values, **named))
     assert main(["train", "c.yaml", "--resume", "--output", "out", "--quiet"]) == 0
-    expected = {"search": ("c.yaml",)} if searches else {"training": ("c.yaml",), "resume": True}
+    expected = {"search": ("c.yaml",)} if searches else {"training": ("c.yaml",), "resume": True, "overrides": {}}
     assert got == {**expected, "quiet": True, "output": "out"}
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train", "c.yaml", "SOLVER.SEED", "2", "MODEL.SDTPS_BETA", "0.3", "--quiet"],
+        ["train", "--config_file", "c.yaml", "--quiet", "SOLVER.SEED", "2", "MODEL.SDTPS_BETA", "0.3"],
+    ],
+)
+def test_train_takes_values_of_keys_after_the_file(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
+    from tokensieve import config, training
+
+    got: dict = {}
+    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=False, output=Path("out")))
+    monkeypatch.setattr(training, "run", lambda path, **named: got.update(path=path, **named))
+    assert main(argv) == 0
+    assert (got["path"], got["overrides"]) == ("c.yaml", {"SOLVER.SEED": "2", "MODEL.SDTPS_BETA": "0.3"})
+    assert got["output"] is None and main([*argv[:1], "--exp_name", "first", *argv[1:]]) == 0
+    assert got["output"] == str(Path("out") / "first")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["train"], "which CONFIG?"),
+        (["train", "c.yaml", "SOLVER.SEED"], "SOLVER.SEED has no value"),
+        (["train", "c.yaml", "--output", "a", "--exp_name", "b"], "both name the folder"),
+    ],
+)
+def test_mistakes_of_train(
+    argv: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokensieve import config
+
+    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=False, output=Path("out")))
+    assert main(argv) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_search_takes_no_values_of_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokensieve import config
+
+    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=True, output=Path("out")))
+    assert main(["train", "c.yaml", "SOLVER.SEED", "2"]) == 2
+    assert "write SOLVER.SEED there" in capsys.readouterr().err

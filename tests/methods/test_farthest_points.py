@@ -10,7 +10,7 @@ from tokensieve.methods import farthest_points as module
 from tokensieve.methods.farthest_points import farthest_points
 
 
-def slow(x: Tensor, k: int, clip: float) -> tuple[list[int], list[int], float]:
+def slow(x: Tensor, k: int, clip: float, first: int | None = None) -> tuple[list[int], list[int], float]:
     """Seeds in ascending order, groups, and the smallest lead of any decision over the next best, of one image (N, D)."""
     tokens = x.double().tolist()
     norms = [sum(v * v for v in token) ** 0.5 for token in tokens]
@@ -33,7 +33,7 @@ def slow(x: Tensor, k: int, clip: float) -> tuple[list[int], list[int], float]:
             lead = min(lead, (values[order[0]] - values[order[1]]) / (abs(values[order[0]]) + 1e-30))
         return order[0]
 
-    seeds = [best([apart(token, mean) for token in clipped], [])]
+    seeds = [best([apart(token, mean) for token in clipped], []) if first is None else first]
     while len(seeds) < k:
         seeds.append(best([min(apart(token, clipped[seed]) for seed in seeds) for token in clipped], seeds))
     seeds.sort()
@@ -67,6 +67,22 @@ def test_the_slow_loop(n: int, k: int, seed: int) -> None:
             decided += 1
             assert found == seeds
             assert joined == expected
+    assert decided >= 2
+
+
+@pytest.mark.parametrize("limit", [2048, 10])
+def test_a_given_first_seed(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_GRAM", limit)
+    images = torch.stack([clustered(20, 6, seed) for seed in range(4)])
+    first = torch.tensor([3, 0, 19, 7])
+    index, groups = farthest_points(images, 6, 2.0, first)
+    decided = 0
+    for b in range(4):
+        seeds, expected, lead = slow(images[b], 6, 2.0, int(first[b]))
+        if lead > 1e-5:  # else rounding to float32 may decide
+            decided += 1
+            assert index[b].tolist() == seeds and int(first[b]) in seeds
+            assert groups[b].tolist() == expected
     assert decided >= 2
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ from torch import Tensor
 import tokensieve
 from tests.support.reference import assert_clear, in_float64
 from tests.support.rounding import assert_near
-from tokensieve.core import View
+from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
-from tokensieve.methods.sdtps import Sdtps, TokenAggregation, TokenSparse, sdtps
+from tokensieve.methods.farthest_points import farthest_points
+from tokensieve.methods.sdtps import CLIP, EPSILON, Sdtps, sdtps
+from tokensieve.methods.sdtps_modules import TokenAggregation, TokenSparse
 from tokensieve.reid.build import build
 from tokensieve.reid.model import Settings
 from tokensieve.testing import check_method
@@ -216,10 +220,118 @@ def test_noise_is_of_training_only() -> None:
     assert torch.equal(made, again) and torch.equal(first, other)
 
 
-def test_equal_patches_do_no_harm() -> None:
-    part = Sdtps(8, 16).train()
+def slow_merge(part: Sdtps, tokens: Tensor, scores: list[float], sizes: list[float]) -> tuple[Tensor, Tensor]:
+    """W (K-1, N) and the sizes (K-1,) of one image with aggregation=merge, entry by entry in float64."""
+    aggregate = part.weights_of("")[1]
+    k, n, tokens = part.keep - 1, len(tokens), tokens.double()
+    seeds = [max(range(n), key=lambda i: scores[i])]
+    norms = tokens.norm(dim=1)
+    clipped = tokens * (CLIP * norms.median() / norms).clamp_max(1.0)[:, None]
+    while len(seeds) < k:
+        apart = [min(float((clipped[i] - clipped[seed]).norm()) for seed in seeds) for i in range(n)]
+        seeds.append(max((i for i in range(n) if i not in seeds), key=lambda i: apart[i]))
+    seeds.sort()
+    prior = torch.full((k, n), EPSILON / k, dtype=torch.float64)
+    for i in range(n):
+        similar = [float(tokens[i] @ tokens[seed] / norms[i] / norms[seed]) for seed in seeds]
+        prior[seeds.index(i) if i in seeds else similar.index(max(similar)), i] += 1 - EPSILON
+    logits = float(aggregate.scale) * in_float64(aggregate.weight)(tokens).T  # (K-1, N)
+    weight = torch.zeros(k, n, dtype=torch.float64)
+    for j in range(k):
+        powers = [float(logits[j, i].exp() * prior[j, i]) * sizes[i] for i in range(n)]
+        weight[j] = torch.tensor([power / sum(powers) for power in powers])
+    mass = [sum(sizes[i] * float(weight[j, i] / weight[:, i].sum()) for i in range(n)) for j in range(k)]
+    return weight, torch.tensor(mass, dtype=torch.float64)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_merge_is_the_formula(merged: bool) -> None:
+    part = Sdtps(16, 30, aggregation="merge").eval()
+    for parameter in part.aggregate.parameters():
+        parameter.copy_(0.3 * drawn(*parameter.shape, seed=parameter.numel()))
+    tokens, own, others = drawn(2, 30, 16), drawn(2, 16, seed=1), drawn(2, 2, 16, seed=2)
+    view = view_of(tokens, own, part, others=others)
+    if merged:
+        view = replace(view, sizes=torch.randint(1, 6, (2, 30), generator=torch.Generator().manual_seed(5)).float())
+    reduction = sdtps(view, part.keep, aggregation="merge")
+    selected = part.weights_of("")[0](tokens, own, others)
+    assert reduction.weight is not None and reduction.sizes is not None
+    for b in range(2):
+        scores = slow_scores(part.weights_of("")[0], tokens[b], own[b], list(others[b]))
+        weight, sizes = slow_merge(part, tokens[b], scores, view.sizes_or_ones()[b].tolist())
+        assert_near(reduction.weight[b, :-1], weight)
+        assert_near(reduction.sizes[b, :-1], sizes)
+    assert torch.equal(reduction.weight[:, -1], selected.extra) and bool((reduction.sizes[:, -1] == 1).all())
+    assert_near(reduction.sizes.sum(1), view.sizes_or_ones().sum(1) + 1)
+
+
+@torch.no_grad()
+def test_training_of_a_merge_starts_from_the_merge() -> None:
+    """A new part gives, up to epsilon, the means of the groups around its seeds, and their sizes."""
+    part = Sdtps(16, 30, aggregation="merge").eval()
+    tokens, own = drawn(2, 30, 16), drawn(2, 16, seed=1)
+    reduction = sdtps(view_of(tokens, own, part), part.keep, aggregation="merge")
+    first = part.weights_of("")[0].score(tokens, own).argmax(1)
+    index, groups = farthest_points(tokens, part.keep - 1, CLIP, first)
+    plain = Reduction.merge(groups, index, torch.ones(2, 30))
+    assert reduction.weight is not None and plain.weight is not None
+    assert torch.equal(reduction.index[:, :-1], index) and torch.equal(reduction.groups, groups)
+    assert float((reduction.weight[:, :-1] - plain.weight).abs().max()) < 3 * EPSILON
+    assert reduction.sizes is not None and plain.sizes is not None
+    assert float((reduction.sizes[:, :-1] - plain.sizes).abs().max()) < 3 * EPSILON * 30
+
+
+@pytest.mark.parametrize("gumbel", [False, True])
+def test_every_weight_of_a_merge_learns(gumbel: bool) -> None:
+    """The last layer at once; what is before it, once that has left 0. Sizes have a gradient too."""
+    torch.manual_seed(0)
+    part = Sdtps(16, 32, gumbel=gumbel, aggregation="merge").train()
+    tokens, rate = drawn(2, 32, 16), torch.optim.SGD(part.parameters(), lr=0.1)
+    for _ in range(2):
+        rate.zero_grad()
+        reduction = sdtps(view_of(tokens, drawn(2, 16, seed=1), part), part.keep, aggregation="merge")
+        made = reduction.apply(tokens)
+        (made[:, :-1] * drawn(2, part.keep - 1, 16, seed=2)).sum().backward()  # not through the extra token
+        rate.step()
+    for name, parameter in part.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+    assert reduction.sizes is not None and reduction.sizes.requires_grad
+
+
+def test_a_merge_inside_a_backbone_passes_its_sizes_on() -> None:
+    settings = Settings(
+        "timm",
+        "vit_tiny_patch16_224",
+        (128, 64),
+        arguments={"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
+        plan="sdtps@1(aggregation=merge)",
+    )
+    model = build(settings).eval()
+    inputs = {name: drawn(2, 3, 128, 64, seed=i) for i, name in enumerate(MODALITIES)}
+    with torch.no_grad(), tokensieve.apply(model, model.plan) as handle:
+        model.encode(inputs)
+    ((_, reduction),) = handle.stages
+    assert [(row.tokens_in, row.tokens_out) for row in handle.ledger] == [(128, 26)]
+    assert reduction.sizes is not None and adds_up(reduction.sizes)
+    with (
+        pytest.raises(UserError, match=r"trained with aggregation=merge; write sdtps\(aggregation=merge\)"),
+        torch.no_grad(),
+        tokensieve.apply(model, "sdtps@1"),
+    ):
+        model.encode(inputs)
+
+
+def adds_up(sizes: Tensor) -> bool:
+    """All 128 patches, and 1 for the extra token."""
+    return bool(((sizes.sum(1) - 129).abs() < 1e-2).all())
+
+
+@pytest.mark.parametrize("aggregation", ["mix", "merge"])
+def test_equal_patches_do_no_harm(aggregation: Literal["mix", "merge"]) -> None:
+    part = Sdtps(8, 16, aggregation=aggregation).train()
     tokens = torch.ones(2, 16, 8, requires_grad=True)
-    made = sdtps(view_of(tokens, torch.ones(2, 8), part), part.keep).apply(tokens)
+    made = sdtps(view_of(tokens, torch.ones(2, 8), part), part.keep, aggregation=aggregation).apply(tokens)
     made.sum().backward()
     assert torch.isfinite(made).all() and torch.isfinite(tokens.grad).all()  # type: ignore[arg-type]
 
@@ -238,6 +350,32 @@ def test_mistakes_are_told() -> None:
     for wrong in ({"sparse_ratio": 0.0}, {"sparse_ratio": 1.0}, {"beta": 0.7}, {"tau": 0.0}):
         with pytest.raises(UserError, match=next(iter(wrong))):
             TokenSparse(8, **wrong)
+
+
+@pytest.mark.parametrize("patches", [128, 196])
+@pytest.mark.parametrize("sparse_ratio", [0.3, 0.5, 0.7])
+def test_the_advice_for_another_count_gives_that_count(patches: int, sparse_ratio: float) -> None:
+    part = Sdtps(8, patches, sparse_ratio=sparse_ratio)
+    for keep in (2, 10, 26, 40, 65, 100, patches - 1):
+        words = part.retraining_for(keep).rpartition("CONFIG ")[2].split()
+        ratios = dict(zip(words[::2], map(float, words[1::2]), strict=True))
+        sparse = ratios.get("MODEL.SDTPS_SPARSE_RATIO", sparse_ratio)
+        assert Sdtps(8, patches, sparse_ratio=sparse, aggr_ratio=ratios["MODEL.SDTPS_AGGR_RATIO"]).keep == keep
+    assert part.retraining_for(1) == f"SDTPS leaves 2 to {patches} tokens of {patches}"
+
+
+def test_a_plan_with_another_count_says_which_keys_to_train_with() -> None:
+    settings = Settings(
+        "timm",
+        "vit_tiny_patch16_224",
+        (128, 64),
+        arguments={"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
+        plan="sdtps@out",
+    )
+    with pytest.raises(
+        UserError, match=r"leave the number out, or for 10 tokens train it again with MODEL.SDTPS_AGGR_RATIO 0.141"
+    ):
+        tokensieve.apply(build(settings), "sdtps@out:10")
 
 
 def test_it_keeps_to_the_contract_of_methods() -> None:

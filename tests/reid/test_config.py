@@ -1,6 +1,8 @@
 """The file of S5: its keys, the field's recipe as defaults, mistakes with their lines, and what a search makes of it."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -10,6 +12,7 @@ from tests.support.reid_folders import write_rgbnt201
 from tokensieve import config
 from tokensieve.cli import main
 from tokensieve.config import document
+from tokensieve.errors import UserError
 from tokensieve.reid.config import ReidTraining
 from tokensieve.search.space import with_values
 
@@ -204,3 +207,115 @@ def test_what_decides_the_result_is_in_the_recipe():
     for section, key in (("SOLVER", "DEVICE"), ("DATALOADER", "NUM_WORKERS"), ("DATASETS", "ROOT_DIR")):
         assert key not in recipe[section]
     assert recipe["SOLVER"]["BASE_LR"] == 3.5e-4 and recipe["MODEL"]["SDTPS_BETA"] == 0.25
+
+
+PUBLISHED = """\
+MODEL:
+  TRANSFORMER_TYPE: 'ViT-B-16'
+  STRIDE_SIZE: [ 16, 16 ]
+  SIE_CAMERA: True
+  DIRECT: 1
+  SIE_COE: 1.0
+  ID_LOSS_WEIGHT: 0.25
+  TRIPLET_LOSS_WEIGHT: 1.0
+  GLOBAL_LOCAL: False
+  HDM: False
+  ATM: False
+  USE_SDTPS: True
+  SDTPS_SPARSE_RATIO: 0.5
+  SDTPS_AGGR_RATIO: 0.4
+  SDTPS_BETA: 0.25
+  SDTPS_USE_GUMBEL: False
+  SDTPS_GUMBEL_TAU: 5.0
+  SDTPS_LOSS_WEIGHT: 2.0
+  HEAD: 4
+INPUT:
+  SIZE_TRAIN: [ 256, 128 ]
+  SIZE_TEST: [ 256, 128 ]
+  PROB: 0.5
+  RE_PROB: 0.5
+  PADDING: 10
+DATALOADER:
+  SAMPLER: 'softmax_triplet'
+  NUM_INSTANCE: 8
+  NUM_WORKERS: 14
+DATASETS:
+  NAMES: ('RGBNT201')
+  ROOT_DIR: '..'
+SOLVER:
+  BASE_LR: 0.00035
+  WARMUP_ITERS: 3
+  MAX_EPOCHS: 50
+  OPTIMIZER_NAME: 'Adam'
+  IMS_PER_BATCH: 64
+  EVAL_PERIOD: 1
+TEST:
+  IMS_PER_BATCH: 128
+  RE_RANKING: 'no'
+  WEIGHT: ''
+  NECK_FEAT: 'before'
+  FEAT_NORM: 'yes'
+  MISS: "nothing"
+OUTPUT_DIR: '..'
+"""
+
+
+def test_a_file_of_the_authors_loads(tmp_path):
+    path = tmp_path / "DeMo_SDTPS.yml"
+    path.write_text(PUBLISHED)
+    made = config.load(path)
+    assert made.INPUT.SIZE == (256, 128) and made.SOLVER.WARMUP_EPOCHS == 3 and made.DATASETS.NAMES == "RGBNT201"
+    assert (made.MODEL.SDTPS_GUMBEL_TAU, made.MODEL.SDTPS_LOSS_WEIGHT, made.MODEL.plan) == (5.0, 2.0, "sdtps@out")
+    assert made.MODEL.TRANSFORMER_TYPE == "ViT-B-16-quickgelu"  # the activation of OpenAI's weights
+    assert made.unused_note().startswith("MODEL.GLOBAL_LOCAL, MODEL.HDM, MODEL.ATM, MODEL.HEAD: not used")
+    again = tmp_path / "again.yml"
+    again.write_text(PUBLISHED.replace("SIZE_TEST: [ 256, 128 ]", "").replace("'yes'", "True").replace("'no'", "False"))
+    assert config.load(again).recipe() == made.recipe()
+    assert config.load(CONFIGS / "RGBNT201" / "DeMo_SDTPS.yml").unused_note() == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("HDM: False", "HDM: True", "11: MODEL.HDM: True: tokensieve has no hierarchical decoupling module; write HDM: False"),
+        ("ATM: False", "ATM: 1", "12: MODEL.ATM: 1: tokensieve has no attention-triggered mixture of experts"),
+        ("GLOBAL_LOCAL: False", "GLOBAL_LOCAL: True", "10: MODEL.GLOBAL_LOCAL: True: tokensieve has no fusion"),
+        ("DIRECT: 1", "DIRECT: 0", "6: MODEL.DIRECT: 0: the modalities of a branch are concatenated"),
+        ("SIZE_TEST: [ 256, 128 ]", "SIZE_TEST: [ 128, 128 ]", "23: INPUT.SIZE_TEST: [128, 128] and SIZE_TRAIN: [256, 128]"),
+        ("'softmax_triplet'", "'softmax'", "28: DATALOADER.SAMPLER: 'softmax': batches have several objects"),
+        ('MISS: "nothing"', 'MISS: "r"', "47: TEST.MISS: 'r': tokensieve eval --task reid --modalities NI,TI"),
+        ("FEAT_NORM: 'yes'", "FEAT_NORM: 'no'", "46: TEST.FEAT_NORM: 'no': features are compared at unit length"),
+        ("('RGBNT201')", "('RGBNT20')", "32: DATASETS.NAMES: 'RGBNT20' is not one of RGBNT201"),
+        ("HEAD: 4", "HEADS: 4", "20: MODEL.HEADS: unknown key"),
+    ],
+)
+def test_what_a_file_of_the_authors_asks_for_and_is_not_here(tmp_path, old, new, says):
+    assert old in PUBLISHED
+    (line,) = told(tmp_path, "# as published\n" + PUBLISHED.replace(old, new))
+    assert line.startswith(says)
+
+
+def test_values_of_the_command_line_replace_those_of_the_file(tmp_path):
+    path = tmp_path / "file.yml"
+    path.write_text(PUBLISHED)
+    values = {"MODEL.SDTPS_BETA": "0.3", "SOLVER.BASE_LR": "1e-4", "MODEL.STRIDE_SIZE": "[16, 16]", "SOLVER.MAX_STEPS": "null"}
+    made = config.load(path, {**values, "MODEL.PLAN": "sdtps@6", "MODEL.HDM": "False"})
+    assert (made.MODEL.SDTPS_BETA, made.SOLVER.BASE_LR, made.MODEL.plan) == (0.3, 1e-4, "sdtps@6")
+    short = tmp_path / "short.yml"
+    short.write_text("DATASETS: {NAMES: embedded-reid}\n")
+    assert config.load(short, {"SOLVER.SEED": "5"}).SOLVER.SEED == 5  # of a section that the file does not have
+    with pytest.raises(document.ConfigErrors, match=r"MODEL.SDTPS_BETA \(command line\): input should be less than or equal"):
+        config.load(path, {"MODEL.SDTPS_BETA": "0.7"})
+    with pytest.raises(document.ConfigErrors, match=r"MODEL.SDTPS_BETTA \(command line\): unknown key"):
+        config.load(path, {"MODEL.SDTPS_BETTA": "0.7"})
+    with pytest.raises(UserError, match=r"OUTPUT_DIR.name: .* has no such key"):
+        config.load(path, {"OUTPUT_DIR.name": "x"})
+
+
+def test_train_net_is_train(tmp_path):
+    """As the scripts of the field call it, in a process of its own."""
+    path = tmp_path / "file.yml"
+    path.write_text(GOOD)
+    command = [sys.executable, "-m", "tokensieve.train_net", "--config_file", str(path), "MODEL.SDTPS_BETA", "0.7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "MODEL.SDTPS_BETA (command line)" in done.stderr

@@ -97,7 +97,8 @@ def test_every_weight_learns_with_its_own_rate_and_all_is_told(root):
     before = {name: value.clone() for name, value in made.model.state_dict().items()}
     told = made.step(0)
     assert list(told) == ["loss", "ce_plain", "triplet_plain", "ce_tokens", "triplet_tokens", "accuracy"]
-    wanted = sum(0.25 * told[f"ce_{branch}"] + told[f"triplet_{branch}"] for branch in ("plain", "tokens"))
+    factors = {"plain": 1.0, "tokens": 2.0}  # SDTPS_LOSS_WEIGHT
+    wanted = sum(factor * (0.25 * told[f"ce_{branch}"] + told[f"triplet_{branch}"]) for branch, factor in factors.items())
     assert told["loss"] == pytest.approx(wanted, rel=1e-5)
     for name, parameter in made.model.named_parameters():
         assert not parameter.requires_grad or parameter.grad.abs().max() > 0, name
@@ -110,9 +111,73 @@ def test_every_weight_learns_with_its_own_rate_and_all_is_told(root):
 
 
 def test_weights_of_the_losses_are_the_file_s(root):
-    made = learner(root, model={"ID_LOSS_WEIGHT": 2.0, "TRIPLET_LOSS_WEIGHT": 0.0, "LABEL_SMOOTH": 0.0})
+    weights = {"ID_LOSS_WEIGHT": 2.0, "TRIPLET_LOSS_WEIGHT": 0.0, "LABEL_SMOOTH": 0.0, "SDTPS_LOSS_WEIGHT": 3.0}
+    told = learner(root, model=weights).step(0)
+    assert told["loss"] == pytest.approx(2 * (told["ce_plain"] + 3 * told["ce_tokens"]), rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def uncut(root, tmp_path_factory):
+    """The folder of a training without a plan."""
+    folder = tmp_path_factory.mktemp("uncut")
+    loading.save(learner(root, model={"USE_SDTPS": False}).model, folder)
+    return folder
+
+
+def slow_imitation(features, wanted):
+    """sum |s - t|^2 / sum |t - mean t|^2 of unit vectors, object by object in float64."""
+    units = [[row / row.norm() for row in rows.double()] for rows in (features, wanted)]
+    mean = sum(units[1]) / len(units[1])
+    far = sum(float((s - t).square().sum()) for s, t in zip(*units, strict=True))
+    return far / sum(float((t - mean).square().sum()) for t in units[1])
+
+
+def test_a_teacher_s_features_are_imitated(root, uncut):
+    """The distance from what the teacher gives for the same images with all tokens; alone it is enough to learn."""
+    only = {"ID_LOSS_WEIGHT": 0.0, "TRIPLET_LOSS_WEIGHT": 0.0, "TEACHER": str(uncut), "TEACHER_LOSS_WEIGHT": 4.0}
+    made = learner(root, model={"PLAN": "sdtps@1(aggregation=merge)", **only})
+    images, _, _ = made._batches_from(0, 1)[0]
+    teacher = loading.read(str(uncut))
+    with torch.no_grad():
+        wanted = teacher.features(images)
+        with made.handle, made.handle.call(samples=torch.arange(8)):
+            found = made.model.features(images)
+    losses = {branch: slow_imitation(found[branch], wanted[branch]) for branch in wanted}
+    before = {name: value.clone() for name, value in made.model.backbones.state_dict().items()}
     told = made.step(0)
-    assert told["loss"] == pytest.approx(2 * (told["ce_plain"] + told["ce_tokens"]), rel=1e-5)
+    for branch, loss in losses.items():
+        assert told[f"teacher_{branch}"] == pytest.approx(loss, rel=1e-2)
+    assert told["loss"] == pytest.approx(4 * sum(losses.values()), rel=1e-2)
+    assert not same(before, made.model.backbones.state_dict())
+    assert "distance from the features of" in " ".join(made.objectives)
+    assert same(made.teacher.state_dict(), teacher.state_dict())  # it does not learn
+
+
+def test_a_training_starts_from_an_earlier_one(root, uncut):
+    """Everything that both have; the weights of SDTPS are new."""
+    earlier = loading.read(str(uncut)).state_dict()
+    made = learner(root, model={"INIT_FROM": str(uncut), "PLAN": "sdtps@1(aggregation=merge)"}).model.state_dict()
+    assert all(torch.equal(made[name], value) for name, value in earlier.items())
+    assert {name.split(".")[0] for name in set(made) - set(earlier)} == {"parts"}
+    other = learner(root, model={"INIT_FROM": str(uncut)}, DATASETS=data_of(root, 4)).model.state_dict()
+    assert torch.equal(other["camera"], earlier["camera"])
+    name = "branches.plain.classifier.weight"  # of other identities
+    assert other[name].shape != earlier[name].shape
+
+
+def data_of(root, val_identities):
+    return {"NAMES": "RGBNT201", "ROOT_DIR": str(root), "VAL_IDENTITIES": val_identities}
+
+
+def test_a_teacher_or_a_start_that_does_not_fit_is_told(root, uncut):
+    for key, told in (("TEACHER", "TEACHER: no/such is no folder"), ("INIT_FROM", "INIT_FROM: no/such is no folder")):
+        with pytest.raises(UserError, match=told):
+            learner(root, model={key: "no/such"})
+    with pytest.raises(UserError, match=r"TEACHER: .*: its modalities are \('RGB', 'NI', 'TI'\), this model's \('RGB',\)"):
+        learner(root, model={"TEACHER": str(uncut), "MODALITIES": ["RGB"]})
+    wide = {"patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 2}
+    with pytest.raises(UserError, match=r"INIT_FROM: .* is \(.*32.*\), not \(.*48.*\); train from a model with"):
+        learner(root, model={"INIT_FROM": str(uncut), "ARGUMENTS": wide})
 
 
 def test_gradients_are_clipped_where_it_is_asked(root):
@@ -145,10 +210,11 @@ def test_every_object_of_a_run_has_noise_of_its_own(root):
         ({"SHARED_BACKBONE": False}, {}),
         ({"SDTPS_USE_GUMBEL": True}, {}),
         ({"PLAN": "sdtps@1"}, {}),
+        ({"PLAN": "sdtps@1(aggregation=merge)"}, {}),
         ({"USE_SDTPS": False, "SIE_CAMERA": False}, {}),
         ({}, {"DROP_MODALITY": 0.6}),
     ],
-    ids=["one modality", "two", "separate backbones", "gumbel", "inside the tower", "no plan", "modalities missing"],
+    ids=["one modality", "two", "separate backbones", "gumbel", "inside the tower", "merge", "no plan", "modalities missing"],
 )
 def test_every_kind_of_model_learns_and_is_measured(root, model, loader):
     made = learner(root, model=model, loader=loader)

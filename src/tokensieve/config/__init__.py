@@ -5,7 +5,7 @@ The type of a file comes from the declarations of trainings (registry.py). pydan
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +18,29 @@ if TYPE_CHECKING:
     from tokensieve.config.schema import Training
 
 
-def load(path: str | Path) -> Any:
-    """Read and check a training file: an instance of its training's schema. Raises ConfigErrors with everything wrong in it."""
+def load(path: str | Path, overrides: Mapping[str, str] | None = None) -> Any:
+    """Read and check a training file: an instance of its training's schema. Raises ConfigErrors with everything wrong in it.
+
+    overrides: values by the path of their key, as in "SOLVER.BASE_LR"; each is read as YAML and replaces that of the file.
+    """
     from tokensieve.config import explain
     from tokensieve.config.document import Document
-    from tokensieve.config.search_space import check_space
+    from tokensieve.config.search_space import check_space, key_path
 
     document = Document(Path(path))
+    for key, text in (overrides or {}).items():
+        document.override(key_path(key), _read_value(text))
     schema: type[Training] = resolve(training_of(document).schema)
     return explain.check_document(document, schema, [*document.duplicates, *check_space(document, schema)])
+
+
+def _read_value(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        return text
 
 
 def training_of(document: Document) -> TrainingSpec:

@@ -67,6 +67,23 @@ class Document:
             found = "nothing" if data is None else type(data).__name__
             raise ConfigErrors(path, [ConfigError(1, "", f"expected keys and values, such as 'task: clip', but found {found}")])
         self.data: dict[str, Any] = data
+        self.overridden: set[KeyPath] = set()
+
+    def override(self, path: KeyPath, value: Any) -> None:
+        """Sets a key to a value of the command line; sections that the file does not have are made."""
+        section: Any = self.data
+        for step in path[:-1]:
+            inner = section.get(step) if isinstance(section, dict) else None
+            if inner is None and isinstance(section, dict):
+                inner = section[step] = {}
+            elif isinstance(section, list) and isinstance(step, int) and step < len(section):
+                inner = section[step]
+            section = inner
+        last: Any = path[-1]
+        if not isinstance(section, dict) and not (isinstance(section, list) and last in range(len(section))):
+            raise UserError(f"{'.'.join(map(str, path))}: {self.path} has no such key")
+        section[last] = value
+        self.overridden.add(path)
 
     def line(self, path: Sequence[int | str]) -> int:
         """The line of a key, or of the nearest one above it that the file has."""
@@ -86,7 +103,8 @@ class Document:
         return line
 
     def error(self, path: Sequence[int | str], message: str) -> ConfigError:
-        return ConfigError(self.line(path), ".".join(map(str, path)), message)
+        source = " (command line)" if tuple(path) in self.overridden else ""
+        return ConfigError(self.line(path), ".".join(map(str, path)) + source, message)
 
 
 def _duplicate_keys(node: yaml.Node, above: KeyPath, seen: set[int]) -> Iterator[ConfigError]:

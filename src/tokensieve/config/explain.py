@@ -85,7 +85,7 @@ def _explain(error: Any, document: Document, schema: type[BaseModel]) -> Iterato
         options = [str(option) for option in get_args(_bare(annotation_at(schema, path)))]
         yield document.error(path, f"{value!r} is not one of {', '.join(options)}.{did_you_mean(str(value), options)}")
     elif kind == "value_error" and isinstance(value, dict):  # of a section, which names its keys itself
-        known = keys(annotation_at(schema, path))
+        known = [*keys(annotation_at(schema, path)), *map(str, value)]
         for single in _split_messages(message, known):
             key, _, rest = single.partition(": ")
             below = [int(k) if k.isdigit() else k for k in key.split(".")]

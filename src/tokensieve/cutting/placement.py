@@ -176,7 +176,10 @@ def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) 
         if (note := count_note(cut, n)) is not None:
             notes.append(note)
         elif cut.step.method.mixes and (part := parts.get(cut.step.method.name)) and part.budget(cut.name) != keep:
-            raise UserError(f"{cut.step}: its weights leave {part.budget(cut.name)} tokens, not {keep}; leave the number out")
+            advice = f", or {part.retraining_for(keep)}" if hasattr(part, "retraining_for") else ""
+            raise UserError(
+                f"{cut.step}: its weights leave {part.budget(cut.name)} tokens, not {keep}; leave the number out{advice}"
+            )
         elif cut.step.rest == "zero" and tower.pools_cls:
             notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens become 0")
         n = keep + 1 if cut.step.rest == "fuse" and keep < n else keep

@@ -2,7 +2,7 @@
 
 Distances are Euclidean, in float32, between tokens whose norms are clipped: some towers have a few tokens of many times the
 usual norm, which would take the first seeds and stretch every distance. The first seed is the token farthest from the mean
-token, each next one the token farthest from all seeds so far. Ties go to the earlier token.
+token (or a given one), each next one the token farthest from all seeds so far. Ties go to the earlier token.
 
 With up to MAX_GRAM tokens everything is read off one Gram matrix (B, N, N). With more, seeds are found in rounds among the
 farthest candidates, which gives the same seeds with memory that is linear in N.
@@ -18,12 +18,13 @@ CANDIDATES = 64  # of a round, beyond MAX_GRAM
 ROWS = 1024  # tokens compared with all seeds at a time, beyond MAX_GRAM
 
 
-def farthest_points(tokens: Tensor, k: int, clip: float) -> tuple[Tensor, Tensor]:
+def farthest_points(tokens: Tensor, k: int, clip: float, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Seeds and groups of tokens (B, N, D).
 
     Args:
         k: how many seeds.
         clip: norms are clipped at so many times the image's median norm before distances are measured.
+        first: (B,), the first seed of each image; None: the token farthest from the mean.
 
     Returns:
         index: (B, K), the seeds in ascending order.
@@ -31,19 +32,21 @@ def farthest_points(tokens: Tensor, k: int, clip: float) -> tuple[Tensor, Tensor
     """
     x = tokens.float()
     if tokens.shape[1] <= MAX_GRAM:
-        return _from_gram(x, k, clip)
-    pairs = [_in_rounds(image, k, clip) for image in x]
+        return _from_gram(x, k, clip, first)
+    starts = [None] * len(x) if first is None else first.tolist()
+    pairs = [_in_rounds(image, k, clip, start) for image, start in zip(x, starts, strict=True)]
     return torch.stack([index for index, _ in pairs]), torch.stack([groups for _, groups in pairs])
 
 
-def _from_gram(x: Tensor, k: int, clip: float) -> tuple[Tensor, Tensor]:
+def _from_gram(x: Tensor, k: int, clip: float, first: Tensor | None) -> tuple[Tensor, Tensor]:
     gram = x @ x.transpose(1, 2)  # (B, N, N)
     scale = _clip_factor(gram.diagonal(dim1=1, dim2=2).sqrt(), clip)  # (B, N)
     gram = gram * scale[:, :, None] * scale[:, None]  # of the clipped tokens
     square = gram.diagonal(dim1=1, dim2=2).contiguous()  # (B, N), squared norms
     distance = torch.add(square[:, :, None], gram, alpha=-2).add_(square[:, None]).clamp_min_(0)  # (B, N, N), squared
     image = torch.arange(len(x), device=x.device)
-    seed = (square - 2 * gram.mean(2)).argmax(1)  # (B,), squared distance to the mean, but for a constant
+    # (B,); without a given one by the squared distance to the mean, but for a constant
+    seed = (square - 2 * gram.mean(2)).argmax(1) if first is None else first
     seeds, nearest = [seed], distance[image, seed]
     for _ in range(k - 1):
         nearest = nearest.scatter(1, seed[:, None], -1.0)  # a seed is never taken again, also among equal tokens
@@ -57,14 +60,14 @@ def _from_gram(x: Tensor, k: int, clip: float) -> tuple[Tensor, Tensor]:
     return index, _join_themselves((to_seeds / length[..., None]).argmax(1), index)
 
 
-def _in_rounds(x: Tensor, k: int, clip: float) -> tuple[Tensor, Tensor]:
+def _in_rounds(x: Tensor, k: int, clip: float, first: int | None) -> tuple[Tensor, Tensor]:
     """Of one image, (N, D). Distances to the seeds only shrink: a candidate that is still farther than every token outside of
     the candidates was before the round is the farthest of all, so that one round finds several seeds."""
     norm = x.norm(dim=-1)
     z = x * _clip_factor(norm, clip)[:, None]
     z = z - z.mean(0)
     square = z.square().sum(-1)  # (N,)
-    seeds = [int(square.argmax())]
+    seeds = [int(square.argmax()) if first is None else first]
     nearest = (square + square[seeds[0]] - 2 * (z @ z[seeds[0]])).clamp_min_(0)
     nearest[seeds[0]] = -1.0
     while len(seeds) < k:

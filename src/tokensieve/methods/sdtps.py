@@ -13,12 +13,22 @@ For a patch v_i of one modality, with the modality's own global feature and thos
 
 128 patches -> 64 -> 25 + 1 with the default ratios, and 196 -> 98 -> 39 + 1.
 
+With `aggregation=merge`, for cuts inside a backbone, nothing is lost. N_c seeds lie far apart from each other (farthest_points;
+the first is the patch with the largest s), and all patches are merged, the dropped ones too:
+
+    prior_ji    (1 - EPSILON) [seed j is the one most similar to v_i] + EPSILON / N_c,  times the size of v_i
+    aggregate   W = softmax over all patches of scale * MLP(LN(v))_j + log prior_ji
+    size_j      sum_i size_i W_ji / sum_k W_ki: each patch is shared out among the tokens; the extra token has size 1
+
+The MLP's last layer starts at 0, so that training starts from the merge. s sets the first seed and the extra token.
+
 How the MLP of s_p learns. Being kept has no gradient, so every kept patch has a gate that is 1 forward; backward it is s, or
 with Gumbel the decision matrix D: hard forward, and backward the softmax of (s + Gumbel noise) / tau over all patches, times
-the number of kept ones, so that both have the same mass. (The noise is in the slope alone: which patches are kept is decided
-by s.) The gates multiply W, whose rows are then brought back to 1: W_ji g_i / sum_i W_ji g_i. So the slope of a gate is
-W_ji (v_i - v_j), the difference that this patch makes to the mixture, and never large. (Subtracting (1 - D) * 1e10 from the
-logits, the usual way to mask, multiplies D's slope by 1e10.) s also weighs the extra token.
+the number of kept ones, so that both have the same mass (gumbel_mass="one" leaves this factor out). The noise is in the slope
+alone: which patches are kept is decided by s. The gates multiply W, whose rows are then brought back to 1:
+W_ji g_i / sum_i W_ji g_i. So the slope of a gate is W_ji (v_i - v_j), the difference that this patch makes to the mixture, and
+never large. (Subtracting (1 - D) * 1e10 from the logits, the usual way to mask, multiplies D's slope by 1e10.) In a merge every
+patch has such a gate. s also weighs the extra token.
 
 Where the modalities are comes with the View: context["modalities"] names the equal parts, one after another, that the batch
 consists of, as the re-identification model stacks them. context["others"], (B, O, D), are the other modalities' global features
@@ -29,127 +39,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
-from tokensieve.errors import UserError, describe_value
+from tokensieve.errors import UserError
+from tokensieve.methods.farthest_points import farthest_points
 from tokensieve.methods.registry import method
-from tokensieve.scoring import cosine, full_precision, minmax, top
+from tokensieve.methods.sdtps_modules import Sparse, TokenAggregation, TokenSparse, aggregated_count
 
 ALL = "all"  # the name of the weights that serve every modality
-
-
-@dataclass(frozen=True)
-class Sparse:
-    """The selection of TokenSparse among N tokens."""
-
-    select_tokens: Tensor  # (B, S, C), in raster order
-    extra_token: Tensor  # (B, 1, C)
-    score_mask: Tensor  # (B, N), the decision matrix D: 1 for the kept, 0 for the others; it has the gradient of the choice
-    index: Tensor  # (B, S)
-    extra: Tensor  # (B, N), the share of each token in the extra one
-    scores: Tensor  # (B, N)
-
-
-def _check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name} is a whole number of at least 1, not {describe_value(value)}")
-
-
-def _check_number(name: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise UserError(f"{name} is a number, not {describe_value(value)}")
-
-
-class TokenSparse(nn.Module):
-    """Scores the tokens, keeps the best of them, and fuses the others into one extra token."""
-
-    def __init__(
-        self, dim: int = 512, sparse_ratio: float = 0.5, beta: float = 0.25, use_gumbel: bool = False, tau: float = 1.0
-    ) -> None:
-        super().__init__()
-        _check_count("dim", dim)
-        for name, value in {"sparse_ratio": sparse_ratio, "beta": beta, "tau": tau}.items():
-            _check_number(name, value)
-        if not 0 < sparse_ratio < 1:
-            raise UserError(f"sparse_ratio={sparse_ratio} must be above 0 and below 1; the default is 0.5")
-        if not 0 <= beta <= 0.5:
-            raise UserError(f"beta={beta} is outside [0, 0.5]; the default is 0.25")
-        if tau <= 0:
-            raise UserError(f"tau={tau} must be above 0; the default is 1")
-        self.sparse_ratio, self.beta, self.use_gumbel, self.tau = sparse_ratio, beta, use_gumbel, tau
-        hidden = max(1, dim // 4)
-        self.score_predictor = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, 1))
-
-    def kept(self, n: int) -> int:
-        """The number of tokens kept of n; at least one is left for the extra token."""
-        return min(math.ceil(round(self.sparse_ratio * n, 9)), n - 1)
-
-    @full_precision
-    def score(self, tokens: Tensor, own: Tensor, others: Tensor | None = None) -> Tensor:
-        """s of tokens (B, N, C), with the own global feature (B, C) and the other modalities' (B, O, C): (B, N)."""
-        tokens = tokens.float()
-        learned: Tensor = self.score_predictor(tokens)[..., 0].sigmoid()
-        with torch.no_grad():
-            guided = 2 * minmax(cosine(tokens, own[:, None])[..., 0])
-            if others is not None and others.shape[1]:
-                guided += 2 * torch.stack([minmax(row) for row in cosine(tokens, others).unbind(-1)]).mean(0)
-        return (1 - 2 * self.beta) * learned + self.beta * guided
-
-    @full_precision
-    def forward(self, tokens: Tensor, own: Tensor, others: Tensor | None = None, noise: Tensor | None = None) -> Sparse:
-        """noise (B, N): uniform numbers, for Gumbel in training; drawn from torch's generator where they are not given."""
-        scores = self.score(tokens, own, others)
-        index = top(scores.detach(), self.kept(scores.shape[1]))  # (B, S)
-        hard = torch.zeros_like(scores).scatter(1, index, 1.0)
-        soft = scores
-        if self.use_gumbel:
-            soft = scores / self.tau
-            if self.training:
-                uniform = torch.rand_like(scores) if noise is None else noise
-                soft = soft - (-uniform.clamp(1e-6, 1 - 1e-6).log()).log() / self.tau
-            soft = index.shape[1] * soft.softmax(-1)  # of the same mass as the hard one
-        decision = hard + (soft - soft.detach())
-        extra = scores.masked_fill(hard.bool(), -torch.inf).softmax(-1)
-        select_tokens = tokens.gather(1, index[..., None].expand(-1, -1, tokens.shape[2]))
-        extra_token = (extra[:, None] @ tokens.float()).to(tokens.dtype)
-        return Sparse(select_tokens, extra_token, decision, index, extra, scores)
-
-
-class TokenAggregation(nn.Module):
-    """Mixes any number of tokens into `keeped_patches`: (B, S, C) -> (B, keeped_patches, C)."""
-
-    def __init__(self, dim: int = 512, keeped_patches: int = 26, dim_ratio: float = 0.2) -> None:
-        super().__init__()
-        _check_count("dim", dim)
-        _check_count("keeped_patches", keeped_patches)
-        _check_number("dim_ratio", dim_ratio)
-        hidden = max(1, int(dim * dim_ratio))
-        self.weight = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keeped_patches))
-        self.scale = nn.Parameter(torch.ones(1, 1, 1))
-
-    @full_precision
-    def shares(self, tokens: Tensor, keep_policy: Tensor | None = None) -> Tensor:
-        """W (B, K, S), rows adding up to 1. keep_policy (B, S): gates of the tokens, such as D's; 0 keeps a token out."""
-        weight: Tensor = (self.scale * self.weight(tokens.float())).transpose(1, 2).softmax(-1)
-        if keep_policy is None:
-            return weight
-        weight = weight * keep_policy[:, None]
-        return weight / weight.sum(-1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
-
-    def forward(self, tokens: Tensor, keep_policy: Tensor | None = None) -> Tensor:
-        return (self.shares(tokens, keep_policy) @ tokens.float()).to(tokens.dtype)
+EPSILON = 0.01  # of the prior: the part of each patch that all tokens share
+CLIP = 2.0  # of farthest_points, as in cover
 
 
 class Sdtps(nn.Module):
     """TokenSparse and TokenAggregation of each modality, or (without names) one pair for all.
 
     patches: N of the images it is for, which sets how many tokens it leaves. place: where it was trained ("out", "3"); None:
-    it may stand anywhere.
+    it may stand anywhere. aggregation: "mix" the selected patches, or "merge" all patches.
     """
 
     def __init__(
@@ -164,25 +75,41 @@ class Sdtps(nn.Module):
         tau: float = 1.0,
         dim_ratio: float = 0.2,
         place: str | None = None,
+        gumbel_mass: str = "kept",
+        aggregation: str = "mix",
     ) -> None:
         super().__init__()
-        mixed = int(round(patches * aggr_ratio * sparse_ratio, 9))
-        if mixed < 1:
-            raise UserError(
-                f"sdtps: aggr_ratio={aggr_ratio} and sparse_ratio={sparse_ratio} leave no token of {patches}; raise them"
-            )
+        mixed = aggregated_count(patches, sparse_ratio, aggr_ratio)
         self.settings: dict[str, Any] = {
             **{"width": width, "patches": patches, "modalities": list(modalities), "sparse_ratio": sparse_ratio},
             **{"aggr_ratio": aggr_ratio, "beta": beta, "gumbel": gumbel, "tau": tau, "dim_ratio": dim_ratio, "place": place},
+            **{"gumbel_mass": gumbel_mass, "aggregation": aggregation},
         }
         self.keep = mixed + 1
         names = tuple(modalities) or (ALL,)
-        self.sparse = nn.ModuleDict({name: TokenSparse(width, sparse_ratio, beta, gumbel, tau) for name in names})
+        options: dict[str, Any] = {"beta": beta, "gumbel_mass": gumbel_mass}
+        self.sparse = nn.ModuleDict({name: TokenSparse(width, sparse_ratio, gumbel, tau, **options) for name in names})
         self.aggregate = nn.ModuleDict({name: TokenAggregation(width, mixed, dim_ratio) for name in names})
+        if aggregation == "merge":
+            for name in names:
+                last: Any = self.aggregate[name].weight[-1]  # type: ignore[index]
+                nn.init.zeros_(last.weight)
+                nn.init.zeros_(last.bias)
 
     def budget(self, place: str) -> int:
         """The number of tokens it keeps."""
         return self.keep
+
+    def retraining_for(self, keep: int) -> str:
+        """The keys of a training that leaves another number of tokens."""
+        patches, sparse_ratio = self.settings["patches"], self.settings["sparse_ratio"]
+        if not 2 <= keep <= patches:
+            return f"SDTPS leaves 2 to {patches} tokens of {patches}"
+        aggr_ratio = _round_up((keep - 1) / (patches * sparse_ratio), patches)
+        keys = f"MODEL.SDTPS_AGGR_RATIO {aggr_ratio:g}"
+        if aggr_ratio > 1:
+            keys = f"MODEL.SDTPS_SPARSE_RATIO {_round_up((keep - 1) / patches, patches):g} MODEL.SDTPS_AGGR_RATIO 1"
+        return f"for {keep} tokens train it again with {keys}: tokensieve train CONFIG {keys}"
 
     def places(self) -> list[str] | None:
         """The positions it was trained for; None: any."""
@@ -200,6 +127,12 @@ class Sdtps(nn.Module):
         return self.sparse[name], self.aggregate[name]  # type: ignore[return-value]
 
 
+def _round_up(ratio: float, patches: int) -> float:
+    """A ratio with few digits, not smaller, that gives the same number of this many patches."""
+    steps = 10 ** len(str(patches))
+    return float(math.ceil(round(ratio * steps, 6)) / steps)
+
+
 @method(
     summary="patches scored with all modalities, aggregated into a few tokens, the rest as one token (--weights)",
     paper="adapted from SEPS (Mao et al., 2025, arXiv:2511.01390), which scores patches with texts",
@@ -208,48 +141,77 @@ class Sdtps(nn.Module):
     part=Sdtps,
     recipe="tokensieve train configs/RGBNT201/DeMo_SDTPS.yml",
 )
-def sdtps(view: View, keep: int) -> Reduction:
-    """The aggregated tokens, and last the extra one; `anchors` are the patches that were selected."""
+def sdtps(view: View, keep: int, *, aggregation: Literal["mix", "merge"] = "mix") -> Reduction:
+    """The aggregated tokens, and last the extra one. `anchors` are the patches that were selected and mixed."""
     part: Sdtps = view.part
     if keep != part.keep:
         patches = part.settings["patches"]
-        raise UserError(f"sdtps: its weights leave {part.keep} tokens of {patches}, not {keep}; write sdtps:{part.keep}")
+        advice = part.retraining_for(keep)
+        raise UserError(
+            f"sdtps: its weights leave {part.keep} tokens of {patches}, not {keep}; write sdtps:{part.keep}; {advice}"
+        )
+    if aggregation != (trained := part.settings["aggregation"]):
+        raise UserError(f"sdtps: its weights were trained with aggregation={trained}; write sdtps(aggregation={trained})")
     names = tuple(view.context.get("modalities", ())) or ("",)
     if len(view.tokens) % len(names):
         raise UserError(f"sdtps: {len(view.tokens)} images are not the same number of each of {', '.join(names)}")
     own = view.global_token()  # (M B, D)
-    reductions = [
-        _reduce_modality(*part.weights_of(name), tokens, feature, others, noise)
-        for name, tokens, feature, others, noise in zip(
-            names,
-            view.tokens.chunk(len(names)),
-            own.chunk(len(names)),
-            _other_features(own, len(names), view.context.get("others")),
-            view.noise().chunk(len(names)),
-            strict=True,
-        )
-    ]
-    weight, anchors, scores = (torch.cat(parts) for parts in zip(*reductions, strict=True))
+    rows = zip(
+        names,
+        view.tokens.chunk(len(names)),
+        own.chunk(len(names)),
+        _other_features(own, len(names), view.context.get("others")),
+        view.noise().chunk(len(names)),
+        view.sizes_or_ones().chunk(len(names)),
+        strict=True,
+    )
+    reductions = []
+    for name, tokens, feature, others, noise, sizes in rows:
+        sparse, aggregate = part.weights_of(name)
+        selected: Sparse = sparse(tokens, feature, others, noise)
+        reductions.append(_merge(tokens, selected, aggregate, sizes) if aggregation == "merge" else _mix(selected, aggregate))
+    tensors = {name: [vars(each)[name] for each in reductions] for name in ("index", "weight", "sizes", "scores", "anchors")}
+    stacked: dict[str, Any] = {name: torch.cat(values) for name, values in tensors.items() if values[0] is not None}
+    if aggregation == "mix" and view.sizes is not None:
+        stacked["sizes"] = torch.ones_like(stacked["index"], dtype=torch.float32)
+    return Reduction(n=view.n, **stacked)
+
+
+def _mix(selected: Sparse, aggregate: TokenAggregation) -> Reduction:
+    """Each token is a mixture of the selected patches."""
+    gates = selected.score_mask.gather(1, selected.index)  # (B, S), 1 forward
+    shares = aggregate.shares(selected.select_tokens, gates)  # (B, K-1, S)
+    mixed = shares.new_zeros((*shares.shape[:2], selected.scores.shape[1]))
+    mixed = mixed.scatter(2, selected.index[:, None].expand_as(shares), shares)
+    weight = torch.cat([mixed, selected.extra[:, None]], dim=1)  # (B, K, N)
     return Reduction(
         index=weight.detach().argmax(-1),
-        n=view.n,
+        n=weight.shape[2],
         weight=weight,
-        sizes=None if view.sizes is None else torch.ones(weight.shape[:2], device=weight.device),
-        scores=scores,
-        anchors=anchors,
+        scores=selected.scores,
+        anchors=selected.index,
     )
 
 
-def _reduce_modality(
-    sparse: TokenSparse, aggregate: TokenAggregation, tokens: Tensor, own: Tensor, others: Tensor | None, noise: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One modality: the reduction as a matrix (B, K, N), the selected patches (B, S), the scores (B, N)."""
-    selected: Sparse = sparse(tokens, own, others, noise)
-    gates = selected.score_mask.gather(1, selected.index)  # (B, S), 1 forward
-    shares = aggregate.shares(selected.select_tokens, gates)  # (B, K-1, S)
-    mixed = shares.new_zeros((*shares.shape[:2], tokens.shape[1]))
-    mixed = mixed.scatter(2, selected.index[:, None].expand_as(shares), shares)
-    return torch.cat([mixed, selected.extra[:, None]], dim=1), selected.index, selected.scores
+def _merge(tokens: Tensor, selected: Sparse, aggregate: TokenAggregation, sizes: Tensor) -> Reduction:
+    """Each token is the mean of the patches (B, N, D) most similar to its seed, changed by what the network has learned."""
+    first = selected.scores.detach().argmax(-1)  # (B,)
+    seeds = aggregate.keeped_patches
+    index, groups = farthest_points(tokens.detach(), seeds, CLIP, first)  # (B, K-1), (B, N)
+    nearest = F.one_hot(groups, seeds).transpose(1, 2)  # (B, K-1, N)
+    prior = ((1 - EPSILON) * nearest + EPSILON / seeds) * sizes[:, None]
+    gates = 1 + selected.score_mask - selected.score_mask.detach()  # (B, N), 1 forward
+    shares = aggregate.shares(tokens, gates, prior)  # (B, K-1, N)
+    spread = shares.sum(1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)  # (B, 1, N)
+    mass = (sizes[:, None] * shares / spread).sum(-1)  # (B, K-1)
+    extra = selected.extra.detach().argmax(-1, keepdim=True)
+    return Reduction(
+        index=torch.cat([index, extra], dim=1),
+        n=tokens.shape[1],
+        weight=torch.cat([shares, selected.extra[:, None]], dim=1),
+        sizes=torch.cat([mass, torch.ones_like(mass[:, :1])], dim=1),
+        scores=selected.scores,
+    )
 
 
 def _other_features(own: Tensor, modalities: int, given: Tensor | None) -> list[Tensor | None]:

@@ -27,6 +27,19 @@ def build(settings: Settings, pretrained: str = "", cache_dir: str | None = None
     return model
 
 
+def start_from(model: ReidModel, name: str) -> None:
+    """Copies the weights of an earlier model: everything that both have, but for classifiers of other identities."""
+    earlier, own = loading.read(name), model.state_dict()
+    about = [(each.settings.data, each.settings.val_identities, each.settings.identities) for each in (earlier, model)]
+    same = about[0] == about[1]
+    weights = {key: value for key, value in earlier.state_dict().items() if same or ".classifier." not in key}
+    for key, value in weights.items():
+        if key in own and own[key].shape != value.shape:
+            shapes = f"{tuple(value.shape)}, not {tuple(own[key].shape)}"
+            raise UserError(f"{name}: its {key} is {shapes}; train from a model with the same backbone, images and cameras")
+    model.load_state_dict(weights, strict=False)
+
+
 def _copy_weights(backbone: nn.Module, source: nn.Module, name: str) -> None:
     try:
         backbone.load_state_dict(source.state_dict())

@@ -18,6 +18,7 @@ from tokensieve.config.schema import Training
 from tokensieve.config.search import Objective, Search
 from tokensieve.config.section import Count, Fraction, Section
 from tokensieve.errors import UserError, one_line
+from tokensieve.reid.published_keys import PublishedSection, unused_note
 
 Weight = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
@@ -25,10 +26,40 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Channels = tuple[float, float, float]
 Modality = Literal["RGB", "NI", "TI"]
 WARM, COLD = 0.01, 0.002  # factors of the learning rate at the start of the warm-up and at the end of the cosine
+OPENAI_NAMES = ("ViT-B-32", "ViT-B-16", "ViT-L-14")  # of OpenAI's weights, whose activation has names of its own in open_clip
 
 
-class Model(Section):
+class Model(PublishedSection):
     """The vision transformer, the reduction after or inside it, and the losses."""
+
+    fixed: ClassVar = {
+        "DIRECT": (1, "the modalities of a branch are concatenated and have one classifier; write DIRECT: 1"),
+        "NECK": ("bnneck", "every branch has a BNNeck; write bnneck"),
+        "ID_LOSS_TYPE": ("softmax", "the identity loss is cross-entropy; write softmax"),
+        "METRIC_LOSS_TYPE": ("triplet", "the metric loss is a triplet loss; write triplet"),
+        "NO_MARGIN": (True, "triplets have a soft margin; write True"),
+        "IF_LABELSMOOTH": (True, "set LABEL_SMOOTH: 0 instead"),
+        "DIST_TRAIN": (False, "several processes are started by torchrun -m tokensieve train; write False"),
+        "SDTPS_CROSS_ATTN_TYPE": ("cosine", "patches are compared by cosines; write cosine"),
+    }
+    absent: ClassVar = {
+        "HDM": "hierarchical decoupling module",
+        "ATM": "attention-triggered mixture of experts",
+        "GLOBAL_LOCAL": "fusion of global features with pooled patches",
+        "USE_SACR": "contextual refinement (SACR)",
+        "USE_MULTIMODAL_SACR": "contextual refinement (SACR)",
+        "USE_LIF": "quality-aware fusion (LIF)",
+        "USE_DGAF": "dual-gated fusion (DGAF)",
+        "PROMPT": "prompt tuning",
+        "ADAPTER": "adapters",
+        "FROZEN": "training with a frozen backbone",
+        "IF_WITH_CENTER": "center loss",
+        "SIE_VIEW": "embedding of viewpoints",
+    }
+    unused: ClassVar = (
+        *("HEAD", "NAME", "DEVICE", "DEVICE_ID", "PRETRAIN_PATH_T", "SDTPS_CROSS_ATTN_HEADS"),
+        *("SACR_", "MULTIMODAL_SACR_", "LIF_", "DGAF_"),
+    )
 
     USE_SDTPS: bool = True
     SDTPS_SPARSE_RATIO: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -38,6 +69,10 @@ class Model(Section):
     SDTPS_BETA: Annotated[float, Field(ge=0, le=0.5)] = 0.25
     """Weight of the similarities with the global features; that of the learned score is 1 - 2 * beta."""
     SDTPS_USE_GUMBEL: bool = False
+    SDTPS_GUMBEL_TAU: Rate = 1.0
+    """Temperature of Gumbel's softmax."""
+    SDTPS_GUMBEL_MASS: Literal["kept", "one"] = "kept"
+    """Sum of Gumbel's soft decisions: the number of selected patches, or 1 as a softmax has."""
     PLAN: str | None = None
     """The plan, such as random@out:26 or sdtps@6; None: sdtps@out, or none without USE_SDTPS."""
     LIBRARY: Literal["open_clip", "timm", "hf"] = "open_clip"
@@ -57,6 +92,14 @@ class Model(Section):
     """Its weight."""
     ID_LOSS_WEIGHT: Weight = 0.25
     TRIPLET_LOSS_WEIGHT: Weight = 1.0
+    SDTPS_LOSS_WEIGHT: Weight = 2.0
+    """Factor of both losses of the tokens branch; that of the plain branch is 1."""
+    INIT_FROM: str = ""
+    """Folder of an earlier training of this model, of which it takes all weights that it has too; "": only PRETRAINED's."""
+    TEACHER: str = ""
+    """Folder of an earlier training whose features, with all tokens, are imitated; "": none."""
+    TEACHER_LOSS_WEIGHT: Weight = 1.0
+    """Weight of the squared distance from the teacher's features, relative to their spread, of each branch."""
     LABEL_SMOOTH: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     @property
@@ -66,9 +109,14 @@ class Model(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_pretrained(cls, values: Any) -> Any:
-        """The default openai is a tag of open_clip."""
-        others = isinstance(values, dict) and values.get("LIBRARY") in ("timm", "hf")
-        return {"PRETRAINED": "", **values} if others else values
+        """The default openai is a tag of open_clip; there ViT-B-16 of OpenAI has the activation of ViT-B-16-quickgelu."""
+        if not isinstance(values, dict):
+            return values
+        if values.get("LIBRARY") in ("timm", "hf"):
+            return {"PRETRAINED": "", **values}
+        if values.get("TRANSFORMER_TYPE") in OPENAI_NAMES and values.get("PRETRAINED", "openai") == "openai":
+            return {**values, "TRANSFORMER_TYPE": f"{values['TRANSFORMER_TYPE']}-quickgelu"}
+        return values
 
     @model_validator(mode="after")
     def _check_model(self) -> Model:
@@ -79,8 +127,8 @@ class Model(Section):
             problems.append(f"MODALITIES: {', '.join(self.MODALITIES)}: list each of them once")
         if self.ARGUMENTS and self.LIBRARY != "timm":
             problems.append(f"ARGUMENTS: only timm's models take them, and LIBRARY is {self.LIBRARY}")
-        if self.ID_LOSS_WEIGHT == self.TRIPLET_LOSS_WEIGHT == 0:
-            problems.append("ID_LOSS_WEIGHT: 0, as TRIPLET_LOSS_WEIGHT is, so there is nothing to learn from")
+        if self.ID_LOSS_WEIGHT == self.TRIPLET_LOSS_WEIGHT == 0 and not (self.TEACHER and self.TEACHER_LOSS_WEIGHT):
+            problems.append("ID_LOSS_WEIGHT: 0, as TRIPLET_LOSS_WEIGHT is, and no TEACHER: there is nothing to learn from")
         try:
             names = {step.method.name for step in Plan.parse(self.plan).steps}
         except ValueError as error:
@@ -93,8 +141,10 @@ class Model(Section):
         return self
 
 
-class Input(Section):
+class Input(PublishedSection):
     """The model's input. Training and test use the same size, since the model has one grid of positions."""
+
+    other_names: ClassVar = {"SIZE_TRAIN": "SIZE", "SIZE_TEST": "SIZE"}
 
     SIZE: tuple[Count, Count] = (256, 128)
     """Height and width; 128 x 256 for vehicles."""
@@ -115,8 +165,18 @@ class Datasets(Section):
     VAL_IDENTITIES: Annotated[int, Field(ge=0)] = 30
     """Training identities held out to choose the best weights; 0: train on all, and use the last weights."""
 
+    @field_validator("NAMES", mode="before")
+    @classmethod
+    def _read_python(cls, value: Any) -> Any:
+        """Published files write NAMES: ('RGBNT201'), which YAML reads as a text with brackets and quotes."""
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        return value.strip("()[], ").strip("'\"") if isinstance(value, str) else value
 
-class Dataloader(Section):
+
+class Dataloader(PublishedSection):
+    fixed: ClassVar = {"SAMPLER": ("softmax_triplet", "batches have several objects of each identity; write softmax_triplet")}
+
     NUM_INSTANCE: Annotated[int, Field(ge=2)] = 8
     """Shots of each identity in a batch."""
     NUM_WORKERS: Annotated[int, Field(ge=0)] = 4
@@ -132,8 +192,19 @@ class Dataloader(Section):
         return math.ceil(self.MAX_BROKEN * objects)
 
 
-class Solver(Section):
+class Solver(PublishedSection):
     """Length, batch size and learning rates of the training."""
+
+    other_names: ClassVar = {"WARMUP_ITERS": "WARMUP_EPOCHS", "LR_SCHEDULER": "SCHEDULE"}  # the authors count epochs too
+    fixed: ClassVar = {
+        "WARMUP_METHOD": ("linear", "the warm-up is linear; write linear"),
+        "WARMUP_FACTOR": (WARM, f"the warm-up starts at {WARM} of the learning rate; write {WARM}"),
+        "LARGE_FC_LR": (False, "classifiers have BASE_LR; write False"),
+    }
+    unused: ClassVar = (
+        *("LOG_PERIOD", "MARGIN", "CLUSTER_MARGIN", "CENTER_", "RANGE_", "COSINE_", "GAMMA", "STEPS", "MOMENTUM"),
+        *("BIAS_LR_FACTOR", "WEIGHT_DECAY_BIAS"),
+    )
 
     IMS_PER_BATCH: Count = 64
     """Objects per step, of all processes together; each has an image of every modality."""
@@ -176,7 +247,14 @@ class Solver(Section):
         return COLD + (1 - COLD) * (1 + math.cos(math.pi * done)) / 2
 
 
-class Test(Section):
+class Test(PublishedSection):
+    fixed: ClassVar = {
+        "MISS": ("nothing", "tokensieve eval --task reid --modalities NI,TI compares without one; write nothing"),
+        "FEAT_NORM": ("yes", "features are compared at unit length; write yes"),
+        "RE_RANKING": ("no", "there is no re-ranking; write no"),
+        "WEIGHT": ("", "tokensieve eval --task reid --model FOLDER tests a trained model; leave it empty"),
+    }
+
     IMS_PER_BATCH: Count = 128
     FEAT: Literal["both", "tokens", "plain"] = "both"
     """The feature that is compared: that of the reduced tokens, the plain global one, or both concatenated."""
@@ -251,7 +329,9 @@ class ReidTraining(Training):
                 yield "DATASETS", f"{problem}: test results would be measured on training data; remove them from one of the two"
 
     def notes(self) -> Iterator[str]:
-        """What is missing or misnamed in a data set that can be read."""
+        """Keys that are not used, and what is missing or misnamed in a data set that can be read."""
+        if note := self.unused_note():
+            yield note
         from tokensieve.reid import data as reid_data  # imports torch
         from tokensieve.reid import layouts
 
@@ -259,6 +339,10 @@ class ReidTraining(Training):
         if data.NAMES not in layouts.EMBEDDED:
             for problem in reid_data.check_dataset(data.NAMES, data.ROOT_DIR, self.MODEL.MODALITIES):
                 yield f"DATASETS: {data.NAMES}: {problem}"
+
+    def unused_note(self) -> str:
+        """The published keys of the file that are not used; "" if there are none."""
+        return unused_note((name, getattr(self, name)) for name in type(self).model_fields)
 
     def recipe(self) -> dict[str, Any]:
         """The keys of the file that decide the result, without those that set where and how it runs."""

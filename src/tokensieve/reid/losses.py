@@ -1,4 +1,5 @@
-"""Losses of re-identification: cross-entropy of the identity, and triplets with the hardest positive and negative."""
+"""Losses of re-identification: cross-entropy of the identity, triplets with the hardest positive and negative, and
+the features of a teacher."""
 
 from __future__ import annotations
 
@@ -29,6 +30,17 @@ def hard_triplet(features: Tensor, labels: Tensor) -> Tensor:
         nearest = pairwise.masked_fill(same, torch.inf).amin(1)
         valid = ~same.all(1)
         return F.softplus(farthest[valid] - nearest[valid]).sum() / max(1, int(valid.sum()))
+
+
+def imitation(features: Tensor, wanted: Tensor) -> Tensor:
+    """How far features are from a teacher's, as a share of how far the teacher's are from their mean: (B, F), (B, F) -> ().
+
+    Of unit length, as they are compared. Features of a batch are nearly parallel, so that a cosine with the teacher's would
+    hardly depend on what distinguishes them.
+    """
+    found, wanted = F.normalize(features.float(), dim=-1), F.normalize(wanted.float(), dim=-1)
+    spread = (wanted - wanted.mean(0)).square().sum()
+    return (found - wanted).square().sum() / spread.clamp_min(MIN_SQUARED)
 
 
 def identity(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:

@@ -55,6 +55,8 @@ class Settings:
     aggr_ratio: float = 0.4
     beta: float = 0.25
     gumbel: bool = False
+    tau: float = 1.0
+    gumbel_mass: str = "kept"
     feature: str = "both"  # what is compared: plain, tokens, or both
     neck: str = "before"  # or after
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -259,6 +261,9 @@ def make_parts(plan: Plan, model: ReidModel) -> dict[str, nn.Module]:
             aggr_ratio=settings.aggr_ratio,
             beta=settings.beta,
             gumbel=settings.gumbel,
+            tau=settings.tau,
+            gumbel_mass=settings.gumbel_mass,
+            aggregation=step.options["aggregation"],
             place=places[0],
         )
     return made

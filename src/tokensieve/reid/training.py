@@ -3,7 +3,7 @@
 A batch has P identities with K objects each. Each branch of the model (plain: the global features; tokens: the mean of the
 tokens that the plan leaves) is trained to classify the identity, and to be nearer to its own identity than to any other of the
 batch. The plan is on the model during training, by the same Handle as everywhere, so that backbone and reduction are trained
-together.
+together. With a teacher, each branch also imitates the feature that an earlier model gives with all of its tokens.
 
 What a step does depends on the seed and the step alone: the batch, its crops and flips, and the noise of the reduction. So a
 resumed run ends with the same bits. With several processes each takes some of the identities of every batch; its triplets and
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,11 +28,11 @@ from tokensieve.cutting.handle import Handle
 from tokensieve.errors import UserError
 from tokensieve.models.loading.load_errors import collect_warnings
 from tokensieve.plan import Plan
-from tokensieve.reid import build, losses, model, ranking
+from tokensieve.reid import build, loading, losses, model, ranking
 from tokensieve.reid import data as reid_data
 from tokensieve.reid.batches import Augment, Balanced, Plain
 from tokensieve.reid.config import ReidTraining
-from tokensieve.reid.views import Inputs, Views, named
+from tokensieve.reid.views import Inputs, Views, named, named_model
 from tokensieve.training import start as training_start
 from tokensieve.training.loader import read_ahead
 from tokensieve.training.processes import average, start_accelerator
@@ -47,16 +47,22 @@ class ReidLearner:
         self.config, self.solver = config, config.SOLVER
         self.accelerator = start_accelerator(self.solver.DEVICE, self.solver.MIXED_PRECISION, 1, key="SOLVER.DEVICE")
         self.device = self.accelerator.device
+        self._print([note] if (note := config.unused_note()) else [])
         self.train_data, self.val_data = self._read()
         torch.manual_seed(self.solver.SEED)
         with named("MODEL"):
             with collect_warnings() as notes:
-                self.model = build.build(self._settings(), config.MODEL.PRETRAINED).to(self.device).train()
+                self.model = build.build(self._settings(), config.MODEL.PRETRAINED)
+            if config.MODEL.INIT_FROM:
+                with named_model("INIT_FROM"):
+                    build.start_from(self.model, config.MODEL.INIT_FROM)
+            self.model.to(self.device).train()
             self._print(notes)
             self._check_patches()
             self.handle = Handle(self.model, Plan.parse(config.MODEL.plan), self.solver.SEED, parts=self.model.parts)
             for note in self.handle.notes:
                 raise UserError(f"{note}, so there is nothing to learn; keep fewer")
+            self.teacher = self._read_teacher()
         self.norms: list[Any] = [module for module in self.model.modules() if isinstance(module, nn.BatchNorm1d)]
         self.optimizer = self._optimizer()
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.accelerator.mixed_precision == "fp16")
@@ -111,6 +117,8 @@ class ReidLearner:
             aggr_ratio=settings.SDTPS_AGGR_RATIO,
             beta=settings.SDTPS_BETA,
             gumbel=settings.SDTPS_USE_GUMBEL,
+            tau=settings.SDTPS_GUMBEL_TAU,
+            gumbel_mass=settings.SDTPS_GUMBEL_MASS,
             feature=test.FEAT,
             neck=test.NECK_FEAT,
             mean=images.PIXEL_MEAN,
@@ -118,6 +126,22 @@ class ReidLearner:
             data=self.config.DATASETS.NAMES,
             val_identities=self.config.DATASETS.VAL_IDENTITIES,
         )
+
+    def _read_teacher(self) -> model.ReidModel | None:
+        """The model whose features are imitated, without a plan; a UserError if they cannot be compared."""
+        name, mine = self.config.MODEL.TEACHER, self.model
+        if not name:
+            return None
+        with named_model("TEACHER"):
+            teacher = loading.read(name)
+        for what, theirs, wanted in (
+            ("modalities", teacher.modalities, mine.modalities),
+            ("image sizes", teacher.settings.image_size, mine.settings.image_size),
+            ("feature widths", teacher.width, mine.width),
+        ):
+            if theirs != wanted:
+                raise UserError(f"TEACHER: {name}: its {what} are {theirs}, this model's {wanted}; they must be the same")
+        return teacher.to(self.device).requires_grad_(False).eval()
 
     def _check_patches(self) -> None:
         """A UserError where patches do not cover the image, or would overlap."""
@@ -210,7 +234,11 @@ class ReidLearner:
         samples = first + torch.arange(share)  # different noise for every object of the run
         with self.handle, self.handle.call(samples=samples), self.accelerator.autocast():
             output = self.model(inputs)
-        loss, values = self._losses(output, labels)
+        wanted = dict[str, Tensor]()
+        if self.teacher is not None:
+            with torch.no_grad(), self.accelerator.autocast():
+                wanted = self.teacher.features(inputs)
+        loss, values = self._losses(output, labels, wanted)
         self.scaler.scale(loss).backward()
         self._update()
         self.seconds += time.perf_counter() - began
@@ -234,14 +262,19 @@ class ReidLearner:
     def _to_device(self, inputs: Inputs) -> Inputs:
         return {name: value.to(self.device) for name, value in inputs.items()}
 
-    def _losses(self, output: model.Output, labels: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The weighted sum of the identity and triplet losses of all branches, and the numbers to log."""
-        settings, terms = self.config.MODEL, dict[str, Tensor]()
+    def _losses(self, output: model.Output, labels: Tensor, wanted: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
+        """The weighted sum of the losses of all branches, and the numbers to log. wanted: the teacher's features, if any."""
+        settings, terms, weights = self.config.MODEL, dict[str, Tensor](), dict[str, float]()
+        factors = {"plain": 1.0, "tokens": settings.SDTPS_LOSS_WEIGHT}
         for branch, features in output.features.items():
             terms[f"ce_{branch}"] = losses.identity(output.logits[branch], labels, settings.LABEL_SMOOTH)
+            weights[f"ce_{branch}"] = factors[branch] * settings.ID_LOSS_WEIGHT
             terms[f"triplet_{branch}"] = losses.hard_triplet(features, labels)
-        weights = {"ce": settings.ID_LOSS_WEIGHT, "triplet": settings.TRIPLET_LOSS_WEIGHT}
-        loss = torch.stack([weights[name.partition("_")[0]] * value for name, value in terms.items()]).sum()
+            weights[f"triplet_{branch}"] = factors[branch] * settings.TRIPLET_LOSS_WEIGHT
+        for branch, feature in wanted.items():
+            terms[f"teacher_{branch}"] = losses.imitation(output.features[branch], feature)
+            weights[f"teacher_{branch}"] = settings.TEACHER_LOSS_WEIGHT
+        loss = torch.stack([weights[name] * value for name, value in terms.items() if weights[name]]).sum()
         right = torch.stack([(logits.argmax(1) == labels).float().mean() for logits in output.logits.values()]).mean()
         values = {"loss": loss} | terms | {"accuracy": right}
         return loss, {name: float(value.detach()) for name, value in values.items()}
@@ -267,6 +300,7 @@ class ReidLearner:
         weights = {
             "cross-entropy of the identity": settings.ID_LOSS_WEIGHT,
             "soft-margin triplets of the hardest": settings.TRIPLET_LOSS_WEIGHT,
+            f"distance from the features of {settings.TEACHER}": settings.TEACHER_LOSS_WEIGHT if settings.TEACHER else 0,
         }
         return [name for name, weight in weights.items() if weight]
 

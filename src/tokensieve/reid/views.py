@@ -33,6 +33,15 @@ def named(key: str) -> Iterator[None]:
         raise UserError(f"{key}: {message}") from error
 
 
+@contextmanager
+def named_model(key: str) -> Iterator[None]:
+    """Error messages about a model name the key of the configuration file instead of --model."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{key}: {str(error).removeprefix('--model ')}") from None
+
+
 class Views(Dataset[tuple[list[int], Inputs]]):
     """Item i is the i-th batch of these objects, as they are looked at in a test; what cannot be read is not in it."""
 

@@ -32,17 +32,18 @@ def run(
     output: str | Path | None = None,
     quiet: bool = False,
     report: Report | None = None,
+    overrides: Mapping[str, str] | None = None,
 ) -> Path:
     """Train what a file describes, once, whatever its search_settings; returns the folder of the run.
 
-    config: the path of the file, or what `config.load` made of it.
+    config: the path of the file, or what `config.load` made of it. overrides: values of keys, see `config.load`.
     The last evaluation goes to result.json; a learner that keeps the best weights writes their numbers there instead. A
     learner may have `steps`, `checkpoint_every` and `evaluate_every`, say computed from the size of its data; otherwise they
     are taken from the file. report: see `loop.train`.
     """
     check_launcher(os.environ)
     if isinstance(config, (str, Path)):
-        path, config = config, load(config)
+        path, config = config, load(config, overrides)
         check_files(path, config)
     folder = Path(output) if output is not None else config.output
 
