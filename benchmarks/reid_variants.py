@@ -1,7 +1,7 @@
 """Writes the training configs compared in docs/results.md: configs/embedded_reid.yml with other plans and seeds.
 
-FOLDER gets those that start from the pretrained backbone; FOLDER/merge those of configs/embedded_reid_merge.yml, which start from
-FOLDER/baseline-SEED, the uncut model of the same seed, and have it as their teacher.
+FOLDER gets those that start from the pretrained backbone; FOLDER/merge those of configs/embedded_reid_merge.yml, which start
+from FOLDER/baseline-SEED, the uncut model of the same seed, and have it as their teacher.
 
 python benchmarks/reid_variants.py FOLDER
 """
