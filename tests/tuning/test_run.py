@@ -173,7 +173,8 @@ def test_hugging_face_models(kind: str, photos: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_embedded_models(flags: list[str], measures: set[str]) -> None:
-    assert main(["tune", *flags, "--limit", "8", "--trials", "2", "--output", "out", *QUICK]) == 0
+    few = ["--limit", "8", "--trials", "2", "--methods", "cover,resize", "--output", "out"]
+    assert main(["tune", *flags, *few, *QUICK]) == 0
     found = json.loads(Path("out/tune.json").read_text())
     assert found["images"]["used"] == 8 and found["plan"]
     for row in found["measured"]:
@@ -183,12 +184,12 @@ def test_embedded_models(flags: list[str], measures: set[str]) -> None:
 @pytest.mark.slow
 def test_questions_and_a_model_of_timm(photos: Path) -> None:
     Path("q.txt").write_text("What is in the image?\nWhich colour is it?\n")
-    images = ["--images", str(photos), "--limit", "8", "--trials", "2", *QUICK]
+    images = ["--images", str(photos), "--limit", "8", "--trials", "2", "--methods", "cover", *QUICK]
     llava = ["--model", "sieve-llava-8", "--questions", "q.txt", "--keep", "20", "--output", "vlm"]
     assert main(["tune", *llava, *images, "--quiet"]) == 0
     found = json.loads(Path("vlm/tune.json").read_text())
     assert found["images"]["questions"] == ["What is in the image?", "Which colour is it?"]
     assert {row["tokens"] for row in found["trials"]} == {20}
-    timm = ["--model_type", "timm", "--model", "vit_tiny_patch16_224", "--output", "timm", "--methods", "cover"]
+    timm = ["--model_type", "timm", "--model", "vit_tiny_patch16_224", "--output", "timm"]
     assert main(["tune", *timm, *images, "--quiet"]) == 0
     assert "random weights" in " ".join(json.loads(Path("timm/tune.json").read_text())["notes"])

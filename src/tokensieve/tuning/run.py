@@ -33,7 +33,7 @@ SEARCH_SHARE, CHEAP_SHARE, EXACT_SHARE = 0.55, 0.006, 0.3  # of the time: the fi
 CHEAP = (8, 64)  # images of a trial
 LEAST_MEASURED = 32  # images of the second stage, if there are so many
 FIRST_SHARE = 0.4  # of the first stage, after which a few plans are measured to correct the predictions
-CALIBRATION_ROUNDS, ROUNDS = 5, 7
+ROUNDS = (3, 7)  # of timing, fewer if there is less than a minute
 PLANS = 16  # plans of the second stage, for sharing the time
 
 
@@ -124,7 +124,7 @@ def search(
             f"--speedup {goal.speedup:g} cannot be reached: the fastest plan for this model is expected at {fastest:.2f}x; "
             "give less"
         )
-    stages = Tuning(evaluator, space, costs, record, goal, n_images, n_cheap, ROUNDS, seconds)
+    stages = Tuning(evaluator, space, costs, record, goal, n_images, n_cheap, ROUNDS[seconds >= 60], seconds)
     stages.recalibrate()
     for part, measure in ((FIRST_SHARE, stages.measure_first), (1.0, stages.measure)):
         trials = math.ceil(part * args.trials)
@@ -151,7 +151,7 @@ def _fit_costs(evaluator: Evaluator, space: Space, record: Record, goal: Goal) -
         plans = calibration_plans(space, costs, goal)
         plans = {name: plan for name, plan in plans.items() if _fits(evaluator, plan)}
         if plans:
-            times = evaluator.speedups(list(plans.values()), CALIBRATION_ROUNDS, with_oracle=False)
+            times = evaluator.speedups(list(plans.values()), ROUNDS[0], with_oracle=False)
             costs.calibrate([(name, plans[name], row["speedup"]) for name, row in zip(plans, times, strict=True)])
         return costs.exponents
 
