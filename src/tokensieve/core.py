@@ -194,22 +194,22 @@ class Reduction:
         """Reduces a tensor: (B, N, ...) -> (B, K, ...)."""
         flat = x.reshape(x.shape[0], self.n, -1)  # (B, N, F)
         if self.weight is not None:
-            values = flat.float()
-            means = self.weight @ values  # in fp32: bf16 weights do not add up to 1
-            out = (means * self._norm_factor(values, means) if self.norm else means).to(x.dtype)
+            with torch.autocast(x.device.type, enabled=False):  # in fp32: bf16 weights do not add up to 1
+                values, weight = flat.float(), self.weight.float()
+                means = weight @ values
+                out = (means * self._norm_factor(weight, values, means) if self.norm else means).to(x.dtype)
         else:
             out = flat.gather(1, self.index[..., None].expand(-1, -1, flat.shape[2]))
         if self.gate is not None:
             out = out * self.gate[..., None].to(x.dtype)
         return out.reshape(x.shape[0], self.k, *x.shape[2:])
 
-    def _norm_factor(self, values: Tensor, means: Tensor) -> Tensor:
+    def _norm_factor(self, weight: Tensor, values: Tensor, means: Tensor) -> Tensor:
         """(mean norm of the members / norm of their mean) ** norm, (B, K, 1), for values (B, N, F) and their means (B, K, F).
 
         The ratio is at least 1. It is bounded, since members that point against each other have a mean of almost 0.
         """
-        assert self.weight is not None
-        lengths = self.weight @ values.norm(dim=-1, keepdim=True)
+        lengths = weight @ values.norm(dim=-1, keepdim=True)
         ratio = lengths / means.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         factor: Tensor = ratio.clamp(1.0, MAX_NORM_RATIO) ** self.norm
         return factor

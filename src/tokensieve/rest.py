@@ -22,9 +22,12 @@ RESTS = {
 MERGE_OPTIONS = ("norm", "sizes")
 
 
-def with_merge_options(reduction: Reduction, norm: float, sizes: str) -> Reduction:
-    """A merge that restores norms with the power `norm`, and that forgets the sizes of its tokens if `sizes` is "no"."""
-    return replace(reduction, norm=norm, sizes=None if sizes == "no" else reduction.sizes)
+def with_merge_options(view: View, reduction: Reduction, norm: float, sizes: str) -> Reduction:
+    """A merge that restores norms with the power `norm`, and whose tokens count as one each if `sizes` is "no"."""
+    if sizes == "no":
+        ones = None if view.sizes is None else torch.ones_like(view.sizes[:, : reduction.k])  # None: one each already
+        return replace(reduction, norm=norm, sizes=ones)
+    return replace(reduction, norm=norm)
 
 
 def apply_rest(view: View, chosen: Reduction, rest: str) -> Reduction:

@@ -113,6 +113,15 @@ def test_named_mixes_fit_the_depth_and_the_grid(name: str) -> None:
             assert cut.layer == str(open_tower(model).depth // 2) and cut.tokens_out < cut.tokens_in == image.tokens_out
 
 
+def test_a_named_mix_in_a_llava() -> None:
+    model, batch = llava(), prompts()
+    with torch.no_grad(), tokensieve.apply(model, "2x") as handle:
+        model(**batch)
+        image, cut = handle.ledger[:2]
+        assert image.layer == "image" and image.tokens_out < image.tokens_in
+        assert cut.tokens_out < cut.tokens_in == image.tokens_out
+
+
 def test_an_unknown_mix_names_those_that_exist() -> None:
     with pytest.raises(UserError, match="2x, 3x"):
         Plan.parse("5x")

@@ -54,7 +54,7 @@ def test_a_difference_within_two_standard_errors_is_not_named() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        row("cover:32", tokens_out=32),
+        row("cover:64", tokens_out=64),
         row("cover@6:60"),
         row("anchor:60(k=60,rest=merge)"),
         row("anchor@6(k=10,m=50,alpha=0.5,rest=merge)"),
@@ -65,6 +65,11 @@ def test_a_difference_within_two_standard_errors_is_not_named() -> None:
 )
 def test_plans_that_differ_in_more_are_not_compared(other: dict[str, Any]) -> None:
     assert remarks(row(DROP), other, hits=(50, 99)) == []
+
+
+def test_cover_with_fewer_tokens_is_named_with_their_number() -> None:
+    (sentence,) = remarks(row(DROP), row("cover:32", tokens_out=32), hits=(50, 99))
+    assert "cover:32 goes on with only 32" in sentence
 
 
 def test_selection_at_the_output_is_compared_with_cover_at_any_position() -> None:

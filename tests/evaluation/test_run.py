@@ -37,7 +37,7 @@ def test_without_arguments_the_embedded_model_meets_the_controls(
         "none": 196,
         "cover@2:56": 56,
         "cover:32": 32,
-        "resize(size=88)": 121,
+        "resize(size=80)": 100,
         "anchor(k=10,m=50,alpha=0.5)": 60,
         "anchor:60(rest=merge)": 60,
         "random:60": 60,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +12,11 @@ from torch import Tensor
 
 import tokensieve
 from tests.support.rounding import assert_near
-from tokensieve import Plan, Reduction, UserError
+from tokensieve import Plan, Reduction, UserError, View
 from tokensieve.core import MAX_NORM_RATIO
 from tokensieve.methods.cover import cover
 from tokensieve.methods.farthest_points import farthest_points
-from tokensieve.methods.registry import get_method
+from tokensieve.methods.registry import REGISTRY, get_method
 from tokensieve.testing import make_view
 
 
@@ -48,6 +50,58 @@ def test_the_formula(k: int, power: float) -> None:
     assert torch.equal(reduction.sizes.sum(1), view.sizes.sum(1))
 
 
+def test_repeated_cuts_are_the_formula() -> None:
+    view = make_view(grid=(5, 4), width=8, heads=2)
+    sizes: list[list[float]] = view.sizes_or_ones().tolist()
+    for k in (11, 6, 3):
+        reduction = cover(view, k)
+        reduction.norm = 2.0
+        out = reduction.apply(view.tokens)
+        groups = reduction.groups
+        for image, tokens in enumerate(view.tokens):
+            expected = slow_merge(tokens, groups[image].tolist(), sizes[image], k, 2.0)
+            assert_near(out[image], torch.tensor(expected, dtype=torch.float64), steps=500)
+            sizes[image] = [
+                sum(size for size, group in zip(sizes[image], groups[image].tolist(), strict=True) if group == number)
+                for number in range(k)
+            ]
+        assert reduction.sizes is not None and reduction.sizes.tolist() == sizes
+        view = replace(view, tokens=out, sizes=reduction.sizes, grid=None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_seeds_and_means_stay_in_float32_under_autocast(dtype: torch.dtype) -> None:
+    view = make_view(grid=(6, 6), width=16, heads=2)
+    view.tokens[:, 3] *= 300
+    plain = cover(view, 7)
+    plain.norm = 2.0
+    with torch.autocast("cpu", dtype=dtype):
+        cast = cover(view, 7)
+        cast.norm = 2.0
+        out = cast.apply(view.tokens)
+    assert torch.equal(cast.index, plain.index) and torch.equal(cast.groups, plain.groups)
+    assert torch.equal(out, plain.apply(view.tokens))
+
+
+def test_sizes_no_counts_every_token_as_one_also_after_a_merge(tiny_clip: Any) -> None:
+    seen: list[Tensor | None] = []
+
+    @tokensieve.method(summary="the first tokens; records the sizes that arrive")
+    def recorder(view: View, keep: int) -> Reduction:
+        seen.append(view.sizes)
+        return Reduction.keep(torch.arange(keep).expand(view.tokens.shape[0], -1), view.n)
+
+    model = tiny_clip.make()[0]
+    images = torch.randn(2, 3, 48, 32, generator=torch.Generator().manual_seed(0))
+    try:
+        with tokensieve.apply(model, "cover@1:9 + recorder@1:8 + cover@2:5(sizes=no) + recorder@2:4"), torch.no_grad():
+            model.encode_image(images)
+    finally:
+        REGISTRY.remove("recorder")
+    assert seen[0] is not None and seen[0].sum(1).tolist() == [24.0, 24.0]
+    assert seen[1] is not None and seen[1].tolist() == [[1.0] * 5] * 2
+
+
 def merged(tokens: list[list[float]], power: float = 2.0, dtype: torch.dtype = torch.float32) -> Tensor:
     x = torch.tensor([tokens], dtype=dtype)
     groups = torch.zeros(x.shape[:2], dtype=torch.long)
@@ -77,6 +131,7 @@ def test_the_options_of_merging_in_plans() -> None:
         "random@4:32(rest=fuse,sizes=no)": "add rest=merge",
         "cover@4:32(norm=-1)": "norm=-1.0",
         "cover@4:32(norm=inf)": "norm=inf",
+        "cover@4:32(norm=5)": "from 0 to 4",
         "cover@4:32(sizes=maybe)": "yes, no",
         "cover@4:32(clip=0)": "clip=0.0",
     }.items():

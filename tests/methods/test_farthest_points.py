@@ -112,6 +112,23 @@ def test_equal_tokens_go_by_their_place(limit: int, monkeypatch: pytest.MonkeyPa
     assert farthest_points(0 * same, 3, 2.0)[0].tolist() == [[0, 1, 2]]
 
 
+@pytest.mark.parametrize("width", [6, 64])
+def test_equal_tokens_of_any_width_go_by_their_place_in_rounds(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_GRAM", 10)
+    few = torch.randn(4, width, generator=torch.Generator().manual_seed(width))
+    index, _ = farthest_points(few.repeat(5, 1)[None], 9, 2.0)  # 20 tokens, four different ones
+    assert index.tolist() == [list(range(9))]
+
+
+def test_more_tokens_than_the_gram_matrix_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = clustered(module.MAX_GRAM + 50, 8, 0)[None]
+    index, groups = farthest_points(images, 40, 2.0)
+    monkeypatch.setattr(module, "MAX_GRAM", 4096)
+    same_index, same_groups = farthest_points(images, 40, 2.0)
+    assert torch.equal(index, same_index)
+    assert (groups == same_groups).float().mean() > 0.999  # near ties between two seeds depend on rounding
+
+
 def test_the_same_in_any_batch() -> None:
     images = torch.stack([clustered(40, 8, seed) for seed in range(5)])
     index, groups = farthest_points(images, 9, 2.0)

@@ -17,7 +17,7 @@ def run_methods(args: argparse.Namespace) -> None:
     for method in list_methods():
         options = ", ".join(f"{name}={option.default}" for name, option in method.options.items())
         about = [
-            f"needs {' and '.join(method.needs)}" if method.needs else "needs nothing but the tokens",
+            f"needs {' and '.join(method.needs) or ('the image alone' if method.on_image else 'nothing but the tokens')}",
             f"options {options}" if options else "no options",
             *([f"paper: {method.paper}"] if method.paper else []),
         ]

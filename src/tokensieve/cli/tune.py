@@ -26,7 +26,7 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--trials", type=integer_in(1), default=150, metavar="N", help="plans to try on a few images (default: 150)"
     )
-    how.add_argument("--limit", type=integer_in(1), default=256, metavar="N", help="images at most (default: 256)")
+    how.add_argument("--limit", type=integer_in(8), default=256, metavar="N", help="images at most, 8 or more (default: 256)")
     how.add_argument("--batch_size", type=integer_in(1), default=16, metavar="N", help="default: 16")
     how.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
     how.add_argument("--seed", type=integer_in(0, 2**31 - 1), default=0, help="default: 0")

@@ -103,7 +103,7 @@ class Chooser:
             return chosen
         reduction = apply_rest(view, chosen, cut.step.rest)
         options = cut.step.options
-        return with_merge_options(reduction, options["norm"], options["sizes"]) if cut.step.merges else reduction
+        return with_merge_options(view, reduction, options["norm"], options["sizes"]) if cut.step.merges else reduction
 
     def plan_work(self) -> AbstractContextManager[Any]:
         """Reports work of the plan to the observer."""

@@ -1,4 +1,4 @@
-"""Sentences below the table of an evaluation: where anchors lose what another plan of the same number of tokens keeps."""
+"""Sentences below the table of an evaluation: where anchors lose what another plan with no more tokens keeps."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ def table_remarks(
             share = is_percent(metric, row["task"])
             amount = f"{100 * gain:.1f} ± {100 * error:.1f} points" if share else f"{gain:.3f} ± {error:.3f}"
             plan = rows[rival]["reduction"]["plan"]
+            left = rows[rival]["reduction"]["tokens_out"]
+            count = "as many" if left == done["tokens_out"] else f"only {left}"
             remarks.append(
-                f"{done['plan']} {lost}; {plan} goes on with as many and is {amount} of {metric} better on the same {unit}s."
+                f"{done['plan']} {lost}; {plan} goes on with {count} and is {amount} of {metric} better on the same {unit}s."
             )
         elif not rivals and by_pruning_flag and number == 0:
             remarks.append(
@@ -62,15 +64,20 @@ def _losing_step(reduction: dict[str, Any]) -> Step | None:
 
 
 def _rivals(step: Step, reduction: dict[str, Any], rows: Sequence[dict[str, Any]]) -> Iterator[int]:
-    """The numbers of the results by the same plan with rest=merge, and by cover to as many tokens."""
+    """The numbers of the results by the same plan with rest=merge, and by cover to as many tokens or fewer."""
     for number, row in enumerate(rows):
         done = row["reduction"]
         steps = Plan.parse(done["plan"]).steps
-        if not done["applied"] or len(steps) != 1 or done["tokens_out"] != reduction["tokens_out"]:
+        if not done["applied"] or len(steps) != 1 or done["tokens_out"] > reduction["tokens_out"]:
             continue
         other = steps[0]
         is_at_same_position = other.where == step.where or step.rest == "zero"
-        is_same_choice = other.method == step.method and other.rest == "merge" and other.arguments() == step.arguments()
+        is_same_choice = (
+            other.method == step.method
+            and other.rest == "merge"
+            and done["tokens_out"] == reduction["tokens_out"]
+            and other.arguments() == step.arguments()
+        )
         if is_at_same_position and (is_same_choice or other.method.name == "cover"):
             yield number
 

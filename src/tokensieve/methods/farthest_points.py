@@ -15,6 +15,7 @@ from torch import Tensor
 
 MAX_GRAM = 2048  # tokens up to which the Gram matrix is stored
 CANDIDATES = 64  # of a round, beyond MAX_GRAM
+ROUNDING = 1e-6  # relative error of a squared distance
 ROWS = 1024  # tokens compared with all seeds at a time, beyond MAX_GRAM
 
 
@@ -30,11 +31,12 @@ def farthest_points(tokens: Tensor, k: int, clip: float, first: Tensor | None = 
         index: (B, K), the seeds in ascending order.
         groups: (B, N), for each token the number of its most similar seed (cosine of the tokens). A seed is its own.
     """
-    x = tokens.float()
-    if tokens.shape[1] <= MAX_GRAM:
-        return _from_gram(x, k, clip, first)
-    starts = [None] * len(x) if first is None else first.tolist()
-    pairs = [_in_rounds(image, k, clip, start) for image, start in zip(x, starts, strict=True)]
+    with torch.autocast(tokens.device.type, enabled=False):  # products in half precision would choose other seeds
+        x = tokens.float()
+        if tokens.shape[1] <= MAX_GRAM:
+            return _from_gram(x, k, clip, first)
+        starts = [None] * len(x) if first is None else first.tolist()
+        pairs = [_in_rounds(image, k, clip, start) for image, start in zip(x, starts, strict=True)]
     return torch.stack([index for index, _ in pairs]), torch.stack([groups for _, groups in pairs])
 
 
@@ -68,14 +70,14 @@ def _in_rounds(x: Tensor, k: int, clip: float, first: int | None) -> tuple[Tenso
     z = z - z.mean(0)
     square = z.square().sum(-1)  # (N,)
     seeds = [int(square.argmax()) if first is None else first]
-    nearest = (square + square[seeds[0]] - 2 * (z @ z[seeds[0]])).clamp_min_(0)
+    nearest = _squared_distance(square, square[seeds[0]], z @ z[seeds[0]])  # (N,)
     nearest[seeds[0]] = -1.0
     while len(seeds) < k:
         order = nearest.sort(descending=True, stable=True).indices[: CANDIDATES + 1]
         outside = float(nearest[order[-1]]) if len(order) > CANDIDATES else -2.0
         candidates = order[:CANDIDATES].sort().values
         among = z[candidates]
-        distance = (square[candidates, None] + square[candidates] - 2 * (among @ among.T)).clamp_min_(0)  # (C, C)
+        distance = _squared_distance(square[candidates, None], square[candidates], among @ among.T)  # (C, C)
         left, found = nearest[candidates], list[int]()
         while len(seeds) + len(found) < k:
             best = int(left.argmax())
@@ -86,7 +88,7 @@ def _in_rounds(x: Tensor, k: int, clip: float, first: int | None) -> tuple[Tenso
             left[found] = -1.0
         new = candidates[found]
         for rows in torch.arange(len(z), device=z.device).split(ROWS):
-            apart = (square[rows, None] + square[new] - 2 * (z[rows] @ z[new].T)).clamp_min_(0)  # (R, S)
+            apart = _squared_distance(square[rows, None], square[new], z[rows] @ z[new].T)  # (R, S)
             nearest[rows] = torch.minimum(nearest[rows], apart.amin(1))
         seeds += new.tolist()
         nearest[new] = -1.0
@@ -94,6 +96,13 @@ def _in_rounds(x: Tensor, k: int, clip: float, first: int | None) -> tuple[Tenso
     directions = torch.nn.functional.normalize(x[index], dim=-1)
     groups = torch.cat([(rows @ directions.T).argmax(1) for rows in x.split(ROWS)])
     return index, _join_themselves(groups[None], index[None])[0]
+
+
+def _squared_distance(one: Tensor, other: Tensor, product: Tensor) -> Tensor:
+    """From squared norms and products. What is below their rounding error is 0, so that equal tokens are tied."""
+    both = one + other
+    distance = both - 2 * product
+    return torch.where(distance > ROUNDING * both, distance, torch.zeros_like(distance))
 
 
 def _clip_factor(norm: Tensor, clip: float) -> Tensor:

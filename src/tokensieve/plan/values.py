@@ -32,6 +32,7 @@ from tokensieve.plan.mixes import MIXES
 from tokensieve.rest import MERGE_OPTIONS
 
 T = TypeVar("T")
+MAX_NORM = 4  # of the option `norm`: higher powers of a ratio of norms blow tokens up
 
 
 @dataclass(frozen=True)
@@ -294,8 +295,10 @@ def make_step(
     for name in MERGE_OPTIONS:
         if name in given and not step.merges:
             raise UserError(f"{method.name}: {name}={option_text(given[name])} is an option of merging; add rest=merge")
-    if step.options.get("norm", 0.0) < 0 or not math.isfinite(step.options.get("norm", 0.0)):
-        raise UserError(f"{method.name}: norm={step.options['norm']} is not 0 or more; 0 is plain averaging, 1 restores norms")
+    if not 0 <= step.options.get("norm", 0.0) <= MAX_NORM:
+        raise UserError(
+            f"{method.name}: norm={step.options['norm']} is not from 0 to {MAX_NORM}; 0 is plain averaging, 1 restores norms"
+        )
     if step.rest == "zero" and step.where.part != "out":
         raise UserError(f"{method.name}: rest=zero keeps the length and saves nothing inside the tower; use it with @out")
     return step
