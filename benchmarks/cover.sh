@@ -38,12 +38,20 @@ done
   --compare "${questions[@]}" --output "$out/cover-vqa_{plan}.json"
 "${eval[@]}" --task reid --model sieve-reid-6 --plan none --compare cover@3:26 "cover@3:26(norm=0)" cover@2:42 \
   "grid@3:26(rest=merge)" "random@3:26(rest=merge)" "resize(scale=0.75)" --output "$out/cover-reid_{plan}.json"
+"${eval[@]}" --task vqa --dataset embedded-questions --limit 600 --max_new_tokens 4 --batch_size 50 --plan none --compare 2x 3x \
+  "resize(scale=0.857)" "resize(scale=0.714)" cover:52 "cover@out:40(sizes=no)" --output "$out/mixes-vqa_{plan}.json"
+"${eval[@]}" --task reid --model sieve-reid-6 --modalities RGB,NI,TI --plan none --compare 2x 3x "resize(scale=0.857)" \
+  --output "$out/mixes-reid_{plan}.json"
+.venv/bin/python benchmarks/cover_speed.py --output $out/cover_speed.json
 
 .venv/bin/python benchmarks/equal_time.py --limit 2000 --batch_size 32 --output $out/equal_time_embedded.json --plans cover@2:56 \
   "resize(size=104) + cover@2:56" cover:32 cover:16 2x "resize(size=88)" "resize(size=80)" tome:-16 tome:-20 \
   "anchor(k=10,m=50,alpha=0.5)" "anchor:60(rest=merge)" "anchor@2:56(k=56,rest=merge,norm=2)" random:60 grid:60 random@2:56 \
   "grid@2:56(rest=merge)"
 if [ $# -eq 3 ]; then
+  plans=()
+  for size in 192 160 144 128; do plans+=("resize(size=$size)" "resize(size=$size,antialias=yes)"); done
+  .venv/bin/python benchmarks/equal_time.py "${clip[@]}" --every 4 --output $out/antialias_clip.json --plans "${plans[@]}"
   .venv/bin/python benchmarks/equal_time.py "${clip[@]}" --output $out/equal_time_clip.json --plans 2x 3x \
     "resize(size=192) + cover@7:40" "resize(size=192) + cover@8:24" "resize(size=176) + cover@7:64" \
     "resize(size=160) + cover@7:40" "resize(size=160)" "resize(size=144)" "resize(size=128)" tome:-16 tome:-20 cover:32 \

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokensieve.plan.mixes import MIXES
 from tokensieve.tasks.registry import is_percent
 
 ROOT = Path(__file__).parent.parent
@@ -303,7 +304,7 @@ FIRST = {  # README's first table: result files, their heading, their metric, an
     ),
     "equal_time_embedded.json": (
         "embedded CLIP, 2,000 images, top-1",
-        ("none", "cover@2:56", "cover:32", "resize(size=88)", "tome:-20", "anchor(k=10,m=50,alpha=0.5)", "random@2:56"),
+        ("none", "cover@2:56", "cover:32", "resize(size=80)", "tome:-20", "anchor(k=10,m=50,alpha=0.5)", "random@2:56"),
     ),
 }
 FIRST_EVALS = {
@@ -385,6 +386,38 @@ def ablation_test() -> str:
     return _ablation("ablation_test.json", _lost_points)
 
 
+def antialias() -> str:
+    """Smaller images with and without a filter."""
+    (found,) = read("antialias_clip.json")
+    cells = {row["plan"]: f"{1000 * row['distance']:.0f} ± {1000 * row['distance_stderr']:.0f}" for row in found["rows"]}
+    differences = {tuple(pair["plans"]): pair["distance"] for pair in found["versus"]}
+    rows = []
+    for size in (192, 160, 144, 128):
+        plans = (f"resize(size={size})", f"resize(size={size},antialias=yes)")
+        mean, error = differences[plans]
+        rows.append([f"{size} pixels", *(cells[plan] for plan in plans), f"{1000 * mean:.1f} ± {1000 * error:.1f}"])
+    head = f"1 - cos, x 1000, {found['images']} photos"
+    return table([head, "`antialias=no`", "`antialias=yes`", "difference, paired"], rows)
+
+
+def mixes() -> str:
+    """The named mixes on the embedded LLaVA and re-identification models."""
+    rows = []
+    for pattern, title, metric in (
+        ("mixes-vqa_*.json", "embedded LLaVA, 600 questions, accuracy", "vqa_score"),
+        ("mixes-reid_*.json", "embedded re-identification, mAP", "mAP"),
+    ):
+        found = sorted(read(pattern), key=lambda row: (row["reduction"]["plan"] != "none", -row["metrics"][metric]))
+        for row in found:
+            cut = row["reduction"]
+            speed = cut["images_per_second"] / cut["images_per_second_full"]
+            value = f"{100 * row['metrics'][metric]:.1f} ± {100 * row['metrics'][f'{metric}_stderr']:.1f}"
+            name = next((mix for mix, plan in MIXES.items() if plan == cut["plan"]), "")
+            shown = f"`{name}`: `{cut['plan']}`" if name else f"`{cut['plan']}`"
+            rows.append([title if row is found[0] else "", shown, value, lost(row), f"{speed:.2f}x"])
+    return table(["model, data, score", "plan", "score, %", "lost, points", "speed-up"], rows)
+
+
 def ablation_early() -> str:
     """Lost accuracy, a cut after block 2 of 8."""
     return _ablation("ablation_place2.json", _lost_points)
@@ -445,6 +478,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "equal_time_embedded": equal_time_embedded,
     "ablation_val": ablation_val,
     "ablation_test": ablation_test,
+    "antialias": antialias,
+    "mixes": mixes,
     "ablation_early": ablation_early,
     "ablation_late": ablation_late,
     "ablation_clip": ablation_clip,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
 import tokensieve
@@ -15,6 +16,7 @@ from tests.support.rounding import assert_near
 from tests.support.states import assert_untouched, snapshot
 from tests.support.vlm_models import llava, prompts
 from tokensieve import Plan, UserError
+from tokensieve.drawing.band import make_band
 from tokensieve.errors import Uncuttable
 from tokensieve.models.registry import open_tower
 from tokensieve.plan.mixes import MIXES
@@ -120,6 +122,19 @@ def test_a_named_mix_in_a_llava() -> None:
         image, cut = handle.ledger[:2]
         assert image.layer == "image" and image.tokens_out < image.tokens_in
         assert cut.tokens_out < cut.tokens_in == image.tokens_out
+
+
+def test_pictures_count_from_the_full_image() -> None:
+    model = build("open_clip")
+    picture = Image.new("RGB", (32, 32))
+    for plan, tokens in {
+        "resize(size=24) + cover@2:4": "16 → 9 → 4 patch tokens",
+        "resize(size=24)": "16 → 9 patch tokens",
+        "cover@2:4": "16 → 4 patch tokens",
+    }.items():
+        with tokensieve.apply(model, plan) as handle:
+            feature(model, IMAGES)
+            assert make_band(handle, picture).tokens == tokens
 
 
 def test_an_unknown_mix_names_those_that_exist() -> None:
