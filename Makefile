@@ -12,10 +12,10 @@ eval: $(VENV)/.installed ## Evaluate the embedded model on 2,000 embedded test i
 	$(BIN)/tokensieve eval
 
 test: $(VENV)/.installed-dev lint ## Run lint and all tests, and list the slowest tests
-	$(BIN)/python -m pytest -n 2 --durations=25
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=25
 
 quick: $(VENV)/.installed-dev ## Run the tests that are not marked slow
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: $(VENV)/.installed-dev ## Run ruff (check and format) and mypy
 	$(BIN)/ruff check src tests benchmarks
