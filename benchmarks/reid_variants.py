@@ -27,12 +27,11 @@ VARIANTS: dict[str, dict[str, Any]] = {  # all except the first keep 26 of 128 p
     "sdtps-half": {"PLAN": "sdtps@3"},  # inside the backbone, after half the depth
     "random-half": {"PLAN": "random@3:26"},
     "grid-half": {"PLAN": "grid@3:26"},
-    "sdtps-half-merge-scratch": {"PLAN": "sdtps@3(aggregation=merge)"},
-    "sdtps-third-merge-scratch": {"PLAN": "sdtps@2(aggregation=merge)", "SDTPS_AGGR_RATIO": 0.61},
+    "cover-half-scratch": {"PLAN": "cover@3:26"},
 }
 FINE_TUNED: dict[str, dict[str, Any]] = {  # merges inside the backbone: 26 tokens after block 3, 40 after block 2
-    "sdtps-half-merge": {"PLAN": "sdtps@3(aggregation=merge)"},
-    "sdtps-third-merge": {"PLAN": "sdtps@2(aggregation=merge)", "SDTPS_AGGR_RATIO": 0.61},
+    "sdtps-half-merge": {"PLAN": "sdtps@3(aggregation=merge,norm=2)"},
+    "sdtps-third-merge": {"PLAN": "sdtps@2(aggregation=merge,norm=2)", "SDTPS_AGGR_RATIO": 0.61},
     "cover-half": {"PLAN": "cover@3:26"},
     "grid-half-merge": {"PLAN": "grid@3:26(rest=merge)"},
     "random-half-merge": {"PLAN": "random@3:26(rest=merge)"},

@@ -282,21 +282,21 @@ def test_training_of_a_merge_starts_from_the_merge() -> None:
     assert float((reduction.sizes[:, :-1] - plain.sizes).abs().max()) < 3 * EPSILON * 30
 
 
-@pytest.mark.parametrize("gumbel", [False, True])
-def test_every_weight_of_a_merge_learns(gumbel: bool) -> None:
-    """The last layer at once; what is before it, once that has left 0. Sizes have a gradient too."""
+def test_every_weight_of_a_merge_learns() -> None:
+    """The last layer at once; what is before it, once that has left 0. The score learns by the extra token, sizes by all."""
     torch.manual_seed(0)
-    part = Sdtps(16, 32, gumbel=gumbel, aggregation="merge").train()
+    part = Sdtps(16, 32, aggregation="merge").train()
     tokens, rate = drawn(2, 32, 16), torch.optim.SGD(part.parameters(), lr=0.1)
     for _ in range(2):
         rate.zero_grad()
         reduction = sdtps(view_of(tokens, drawn(2, 16, seed=1), part), part.keep, aggregation="merge")
-        made = reduction.apply(tokens)
-        (made[:, :-1] * drawn(2, part.keep - 1, 16, seed=2)).sum().backward()  # not through the extra token
+        (reduction.apply(tokens) * drawn(2, part.keep, 16, seed=2)).sum().backward()
         rate.step()
     for name, parameter in part.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
     assert reduction.sizes is not None and reduction.sizes.requires_grad
+    with pytest.raises(UserError, match="turn Gumbel off"):
+        Sdtps(16, 32, gumbel=True, aggregation="merge")
 
 
 def test_a_merge_inside_a_backbone_passes_its_sizes_on() -> None:

@@ -20,15 +20,17 @@ the first is the patch with the largest s), and all patches are merged, the drop
     aggregate   W = softmax over all patches of scale * MLP(LN(v))_j + log prior_ji
     size_j      sum_i size_i W_ji / sum_k W_ki: each patch is shared out among the tokens; the extra token has size 1
 
-The MLP's last layer starts at 0, so that training starts from the merge. s sets the first seed and the extra token.
+The MLP's last layer starts at 0, so that training starts from the merge. s sets the first seed and the extra token, by which it
+learns; the aggregated tokens do not depend on which patches are kept, so there is no decision to relax (no gate, no Gumbel). The
+options `norm` and `sizes` are those of every merge.
 
 How the MLP of s_p learns. Being kept has no gradient, so every kept patch has a gate that is 1 forward; backward it is s, or
 with Gumbel the decision matrix D: hard forward, and backward the softmax of (s + Gumbel noise) / tau over all patches, times
 the number of kept ones, so that both have the same mass (gumbel_mass="one" leaves this factor out). The noise is in the slope
 alone: which patches are kept is decided by s. The gates multiply W, whose rows are then brought back to 1:
 W_ji g_i / sum_i W_ji g_i. So the slope of a gate is W_ji (v_i - v_j), the difference that this patch makes to the mixture, and
-never large. (Subtracting (1 - D) * 1e10 from the logits, the usual way to mask, multiplies D's slope by 1e10.) In a merge every
-patch has such a gate. s also weighs the extra token.
+never large. (Subtracting (1 - D) * 1e10 from the logits, the usual way to mask, multiplies D's slope by 1e10.) s also weighs
+the extra token.
 
 Where the modalities are comes with the View: context["modalities"] names the equal parts, one after another, that the batch
 consists of, as the re-identification model stacks them. context["others"], (B, O, D), are the other modalities' global features
@@ -80,6 +82,8 @@ class Sdtps(nn.Module):
     ) -> None:
         super().__init__()
         mixed = aggregated_count(patches, sparse_ratio, aggr_ratio)
+        if gumbel and aggregation == "merge":
+            raise UserError("sdtps: aggregation=merge makes no decision that Gumbel noise could relax; turn Gumbel off")
         self.settings: dict[str, Any] = {
             **{"width": width, "patches": patches, "modalities": list(modalities), "sparse_ratio": sparse_ratio},
             **{"aggr_ratio": aggr_ratio, "beta": beta, "gumbel": gumbel, "tau": tau, "dim_ratio": dim_ratio, "place": place},
@@ -139,6 +143,7 @@ def _round_up(ratio: float, patches: int) -> float:
     selects=False,
     mixes=True,
     part=Sdtps,
+    norm=0.0,
     recipe="tokensieve train configs/RGBNT201/DeMo_SDTPS.yml",
 )
 def sdtps(view: View, keep: int, *, aggregation: Literal["mix", "merge"] = "mix") -> Reduction:
@@ -200,8 +205,7 @@ def _merge(tokens: Tensor, selected: Sparse, aggregate: TokenAggregation, sizes:
     index, groups = farthest_points(tokens.detach(), seeds, CLIP, first)  # (B, K-1), (B, N)
     nearest = F.one_hot(groups, seeds).transpose(1, 2)  # (B, K-1, N)
     prior = ((1 - EPSILON) * nearest + EPSILON / seeds) * sizes[:, None]
-    gates = 1 + selected.score_mask - selected.score_mask.detach()  # (B, N), 1 forward
-    shares = aggregate.shares(tokens, gates, prior)  # (B, K-1, N)
+    shares = aggregate.shares(tokens, prior=prior)  # (B, K-1, N)
     spread = shares.sum(1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)  # (B, 1, N)
     mass = (sizes[:, None] * shares / spread).sum(-1)  # (B, K-1)
     extra = selected.extra.detach().argmax(-1, keepdim=True)

@@ -300,8 +300,9 @@ class ReidLearner:
         weights = {
             "cross-entropy of the identity": settings.ID_LOSS_WEIGHT,
             "soft-margin triplets of the hardest": settings.TRIPLET_LOSS_WEIGHT,
-            f"distance from the features of {settings.TEACHER}": settings.TEACHER_LOSS_WEIGHT if settings.TEACHER else 0,
         }
+        if settings.TEACHER:
+            weights[f"distance from the features of {settings.TEACHER}"] = settings.TEACHER_LOSS_WEIGHT
         return [name for name, weight in weights.items() if weight]
 
     @property
