@@ -242,6 +242,30 @@ def reid_short() -> str:
     return table(["", "patches", f"mAP{unit('mAP')}", f"rank-1{unit('rank_1')}", "GFLOPs"], rows)
 
 
+REID_MERGE = {  # files: what was trained
+    "uncut": "all tokens",
+    "cover-half": "`cover@3:26`, untrained",
+    "cover-third": "`cover@2:40`, untrained",
+    "sdtps-half": "`sdtps@3(aggregation=merge,norm=2)`",
+    "sdtps-half-norm0": "`sdtps@3(aggregation=merge)`",
+    "sdtps-third": "`sdtps@2(aggregation=merge,norm=2)`",
+    "uncut-more": "all tokens, one epoch more",
+}
+
+
+def reid_merge() -> str:
+    """Merges inside the re-identification backbone, by seed."""
+    rows = []
+    for name, title in REID_MERGE.items():
+        found = {seed: row for seed in "123" for row in read(f"reid-merge_{name}-{seed}.json")}
+        cut = next(iter(found.values()))["reduction"]
+        by_seed = [number("mAP", found[seed]["metrics"]["mAP"]) if seed in found else "" for seed in "123"]
+        saved = 1 - cut["gflops"] / cut["gflops_full"]
+        cells = [f"{cut['tokens_in']} → {cut['tokens_out']}", *by_seed, f"{cut['gflops']:.2f}", f"{100 * saved:.0f}%"]
+        rows.append([title, *cells])
+    return table(["", "patches", *(f"mAP{unit('mAP')}, seed {seed}" for seed in "123"), "GFLOPs", "saved"], rows)
+
+
 def reid_modalities() -> str:
     """The embedded model with every combination of modalities."""
     found = {row["reduction"]["plan"]: row for row in read("reid-modalities_*.json")}
@@ -488,6 +512,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cover_reid": cover_reid,
     "reid": reid,
     "reid_short": reid_short,
+    "reid_merge": reid_merge,
     "reid_modalities": reid_modalities,
     "reid_time": reid_time,
     "vlm": vlm,
@@ -504,7 +529,8 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    for path in (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "cover.md"):
+    pages = ("README.md", "docs/results.md", "docs/cover.md", "docs/reid.md")
+    for path in [ROOT / page for page in pages]:
         text = path.read_text(encoding="utf-8")
         pattern = r"<!-- table:(\w+) -->\n.*?<!-- /table -->"
         text = re.sub(pattern, lambda m: f"<!-- table:{m[1]} -->\n{TABLES[m[1]]()}\n<!-- /table -->", text, flags=re.S)

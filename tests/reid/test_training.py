@@ -426,7 +426,7 @@ def test_two_processes_hold_one_model(root, tmp_path):
     for share in (slice(0, 4), slice(4, 8)):
         with one.handle:
             told = one.model({name: value[share] for name, value in inputs.items()})
-        (one._losses(told, labels[share])[0] / 2).backward()
+        (one._losses(told, labels[share], {})[0] / 2).backward()
     for name, parameter in one.model.named_parameters():
         if parameter.requires_grad:
             largest = float(parameter.grad.abs().max())
