@@ -21,8 +21,8 @@ the first is the patch with the largest s), and all patches are merged, the drop
     size_j      sum_i size_i W_ji / sum_k W_ki: each patch is shared out among the tokens; the extra token has size 1
 
 The MLP's last layer starts at 0, so that training starts from the merge. s sets the first seed and the extra token, by which it
-learns; the aggregated tokens do not depend on which patches are kept, so there is no decision to relax (no gate, no Gumbel). The
-options `norm` and `sizes` are those of every merge.
+learns. The aggregated tokens do not depend on which patches are kept, so there is no decision to relax (no gate, no Gumbel).
+The options `norm` and `sizes` are those of every merge.
 
 How the MLP of s_p learns. Being kept has no gradient, so every kept patch has a gate that is 1 forward; backward it is s, or
 with Gumbel the decision matrix D: hard forward, and backward the softmax of (s + Gumbel noise) / tau over all patches, times
