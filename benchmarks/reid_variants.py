@@ -33,8 +33,11 @@ FINE_TUNED: dict[str, dict[str, Any]] = {  # merges inside the backbone: 26 toke
     "sdtps-half-merge": {"PLAN": "sdtps@3(aggregation=merge,norm=2)"},
     "sdtps-third-merge": {"PLAN": "sdtps@2(aggregation=merge,norm=2)", "SDTPS_AGGR_RATIO": 0.61},
     "cover-half": {"PLAN": "cover@3:26"},
-    "grid-half-merge": {"PLAN": "grid@3:26(rest=merge)"},
-    "random-half-merge": {"PLAN": "random@3:26(rest=merge)"},
+    "cover-third": {"PLAN": "cover@2:40"},
+    "grid-half-merge": {"PLAN": "grid@3:26(rest=merge,norm=2)"},
+    "grid-third-merge": {"PLAN": "grid@2:40(rest=merge,norm=2)"},
+    "random-half-merge": {"PLAN": "random@3:26(rest=merge,norm=2)"},
+    "random-third-merge": {"PLAN": "random@2:40(rest=merge,norm=2)"},
     "baseline-more": {"PLAN": "none"},  # as many more steps with all tokens
 }
 
