@@ -124,7 +124,11 @@ def test_errors_are_one_line_before_the_model_is_loaded(
     assert message in error and error.count("\n") == 1
 
 
-def test_what_the_model_cannot_reach_is_an_error(tune: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_model_cannot_reach_is_an_error_before_any_work(
+    tune: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for work in ("seconds_per_image", "compute_full", "speedups"):
+        monkeypatch.setattr(Evaluator, work, lambda *_, **__: pytest.fail("images were run"))
     assert tune("--speedup", "900")[0] == 2
     assert "--speedup 900 cannot be reached: the fastest plan" in capsys.readouterr().err
     assert tune("--keep", "24")[0] == 2
