@@ -23,7 +23,7 @@ import yaml
 
 from tests.support import toy_training as toy
 from tests.support.paths import PYTHONPATH, ROOT
-from tests.support.processes import free_port
+from tests.support.processes import Started, free_port, start_two, two_processes
 from tests.support.pruning_worker import settings
 from tests.support.states import same
 from tokensieve import UserError, training
@@ -429,7 +429,7 @@ def torchrun(*words: str, **variables: str) -> subprocess.Popen[str]:
     return launch([*there, *words], **variables)
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: subprocess.Popen[str] | Started) -> None:
     end = time.monotonic() + 300
     while not path.exists():
         assert process.poll() is None and time.monotonic() < end
@@ -473,16 +473,16 @@ def test_the_pruners_of_a_vlm_trained_by_two_processes_killed_and_resumed(tmp_pa
         path = tmp_path / f"{name}.yaml"
         how = {"batch_size": 2, "max_steps": 9, "epochs": 3, "threads": 1, "num_workers": 1, "evaluate_every": 4}
         path.write_text(yaml.safe_dump(settings(backbone, run, how=how)))
-        command = ("-m", "tokensieve", "train", str(path), "--output", str(run), "--quiet")
-        process = torchrun(*command)
+        command = ["-m", "tokensieve", "train", str(path), "--output", str(run), "--quiet"]
         if name == "killed":
-            wait_for(run / "checkpoints" / "step-00000003", process)
-            for rank in ranks_of(run):
-                os.kill(rank, signal.SIGKILL)
-            process.communicate(timeout=300)
-            process = torchrun(*command, "--resume")
-        _, said = process.communicate(timeout=600)
-        assert process.returncode == 0, said
+            ranks = start_two(command, tmp_path)
+            wait_for(run / "checkpoints" / "step-00000003", ranks[0])
+            for rank in ranks:
+                os.killpg(rank.pid, signal.SIGKILL)
+                rank.wait()
+            command = [*command, "--resume"]
+        done = two_processes(command, tmp_path)
+        assert done.returncode == 0, done.stderr
         found, _ = checkpoint.latest(run / "checkpoints")
         ends.append(found.state["learner"] | {"seconds": 0})
         result = json.loads((run / "result.json").read_text())

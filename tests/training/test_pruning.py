@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +10,8 @@ import torch
 import yaml
 
 import tokensieve
-from tests.support.paths import PYTHONPATH, ROOT
-from tests.support.processes import free_port
+from tests.support.paths import ROOT
+from tests.support.processes import two_processes
 from tests.support.pruning_worker import gradients, learner, settings, weights
 from tokensieve import UserError, config, training
 from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
@@ -226,14 +223,7 @@ made.accelerator.end_training()
 @pytest.mark.slow
 def test_two_processes_are_one_with_twice_the_batch(backbone, tmp_path):
     (tmp_path / "two.py").write_text(TWO)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    ran = subprocess.run(
-        [*command, str(tmp_path / "two.py"), str(backbone), str(tmp_path / "two.pt")],
-        env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    ran = two_processes([str(tmp_path / "two.py"), str(backbone), str(tmp_path / "two.pt")], tmp_path)
     assert ran.returncode == 0, ran.stderr[-3000:]
     one = learner(backbone, how={"batch_size": 4})
     one.step(0)

@@ -186,10 +186,10 @@ def test_embedded_models(flags: list[str], measures: set[str]) -> None:
 
 
 @pytest.mark.slow
-def test_questions_and_a_model_of_timm(photos: Path) -> None:
+def test_questions_and_a_model_of_timm(photos: Path, backbone: Path) -> None:
     Path("q.txt").write_text("What is in the image?\nWhich colour is it?\n")
     images = ["--images", str(photos), "--limit", "8", "--trials", "2", "--methods", "cover", *QUICK]
-    llava = ["--model", "sieve-llava-8", "--questions", "q.txt", "--keep", "20", "--output", "vlm"]
+    llava = ["--model", str(backbone), "--questions", "q.txt", "--keep", "20", "--output", "vlm"]
     assert main(["tune", *llava, *images, "--quiet"]) == 0
     found = json.loads(Path("vlm/tune.json").read_text())
     assert found["images"]["questions"] == ["What is in the image?", "Which colour is it?"]
