@@ -5,8 +5,8 @@
     jsonl:FILE  {"image": "a/b.jpg", "question": "...", "answers": ["...", ...]} a line; or "answer"; "id" and "kind" if known
     embedded-questions, embedded-questions-all      scenes drawn on the fly; the latter with the pairs that training never shows
 
-This module declares them and imports no torch; `vqa_layouts` has the layouts of the files. `VqaData.check()` lists what does not
-fit together before anything starts; an image that cannot be read is found while reading.
+This module declares them and imports no torch; `vqa_layouts` has the layouts of the files. `VqaData.check()` lists what does
+not fit together before anything starts; an image that cannot be read is found while reading.
 """
 
 from __future__ import annotations

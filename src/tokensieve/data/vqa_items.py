@@ -54,7 +54,9 @@ class QuestionRecord(NamedTuple):
     @property
     def text(self) -> str:
         """The question, and its options below it, each on a line with its letter."""
-        return "\n".join([self.question, *(f"{letter}. {choice}" for letter, choice in zip(LETTERS, self.choices, strict=False))])
+        return "\n".join(
+            [self.question, *(f"{letter}. {choice}" for letter, choice in zip(LETTERS, self.choices, strict=False))]
+        )
 
     def rotations(self) -> list[QuestionRecord]:
         """The question with its options in every rotation: first as it is, then A's text moves to the end, and so on."""
@@ -68,7 +70,7 @@ class QuestionRecord(NamedTuple):
 class VqaData(Dataset[VqaItem]):
     """Questions with their images; an image that cannot be read is a BrokenImage when it is read.
 
-    scoring: how answers are scored and what the prompt says, a name of `tasks.vqa.task.SCORINGS`:
+    scoring: what answers are expected, by which the task sets the prompt and the metrics:
 
         open        a few words, by VQA accuracy and exact match
         yes_no      yes or no, by accuracy, precision, recall and F1

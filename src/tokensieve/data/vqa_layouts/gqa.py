@@ -1,7 +1,7 @@
 """GQA: one file of questions by their ids, one answer to each.
 
-    testdev_balanced_questions.json     {"201307251": {"imageId": "n161313", "question": "...", "answer": "...", "types": {...}}}
-    images/<imageId>.jpg
+testdev_balanced_questions.json     {"201307251": {"imageId": "n161313", "question": "...", "answer": "...", "types": {...}}}
+images/<imageId>.jpg
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """POPE: is an object in the image, yes or no? Three files (random, popular, adversarial objects), one JSON object a line.
 
-    coco_pope_random.json       {"question_id": 1, "image": "COCO_val2014_000000016631.jpg", "text": "Is there a ...?", "label": "yes"}
-    val2014/COCO_val2014_%012d.jpg
+coco_pope_random.json       {"question_id": 1, "image": "COCO_val2014_000000016631.jpg", "text": "...", "label": "yes"}
+val2014/COCO_val2014_%012d.jpg
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ def _usual(subset: str) -> list[str]:
 
 
 def _parse(subset: str, folder: Path, entry: dict[str, Any], number: int) -> QuestionRecord:
-    question = entry.get("text", entry.get("question"))
-    for name, value in (("image", entry.get("image")), ("text", question)):
-        if not isinstance(value, str):
-            raise ValueError(f"it has no {name}")
+    image, question = entry.get("image"), entry.get("text", entry.get("question"))
+    if not isinstance(image, str):
+        raise ValueError("it has no image")
+    if not isinstance(question, str):
+        raise ValueError("it has no text")
     if entry.get("label") not in ("yes", "no"):
         raise ValueError("it has no label (yes or no)")
     key = f"{subset} {entry.get('question_id', number)}".strip()  # every subset counts from 1
-    return QuestionRecord(path_inside(entry["image"], folder), question, (entry["label"],), key, subset)
+    return QuestionRecord(path_inside(image, folder), question, (entry["label"],), key, subset)
 
 
 LAYOUT = Layout(
     "pope",
     "coco_pope_random.json, coco_pope_popular.json and coco_pope_adversarial.json are in output/coco of "
-    "https://github.com/AoiDragon/POPE, images (val2014.zip) at https://cocodataset.org/#download; put them into one folder and "
-    "give it as --dataset pope:FOLDER, or a file by --questions and the folder of the images by --images.",
+    "https://github.com/AoiDragon/POPE, images (val2014.zip) at https://cocodataset.org/#download; put them into one "
+    "folder and give it as --dataset pope:FOLDER, or a file by --questions and the folder of the images by --images.",
     read,
     scoring="yes_no",
     splits={"test": "all"} | {subset: subset for subset in SUBSETS},

@@ -1,8 +1,8 @@
 """ScienceQA, the questions with an image (ScienceQA-IMG): multiple choice, with a hint before some questions.
 
-    problems.json       {"11": {"question", "choices": [...], "answer": 0, "hint", "image": "image.png" or null, "split", "subject"}}
-    pid_splits.json     {"test": ["11", ...], "minitest": [...], ...}
-    images/<split>/<id>/image.png
+problems.json       {"11": {"question", "choices": [...], "answer": 0, "hint", "image": "image.png" or null, ...}}
+pid_splits.json     {"test": ["11", ...], "minitest": [...], ...}
+images/<split>/<id>/image.png
 """
 
 from __future__ import annotations

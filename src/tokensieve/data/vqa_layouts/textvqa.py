@@ -1,7 +1,7 @@
 """TextVQA: one file with questions and ten answers to each, images of Open Images.
 
-    TextVQA_0.5.1_val.json      {"data": [{"question_id", "image_id", "question", "answers": [ten texts]}, ...]}
-    train_images/<image_id>.jpg (those of the training and of the validation split)
+TextVQA_0.5.1_val.json      {"data": [{"question_id", "image_id", "question", "answers": [ten texts]}, ...]}
+train_images/<image_id>.jpg (those of the training and of the validation split)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """VQAv2: questions and annotations in two files, ten answers to every question, images of COCO.
 
-    v2_OpenEnded_mscoco_val2014_questions.json      {"questions": [{"question_id", "image_id", "question"}, ...]}
-    v2_mscoco_val2014_annotations.json              {"annotations": [{"question_id", "answer_type", "answers": [{"answer"}, ...]}]}
-    val2014/COCO_val2014_%012d.jpg
+v2_OpenEnded_mscoco_val2014_questions.json      {"questions": [{"question_id", "image_id", "question"}, ...]}
+v2_mscoco_val2014_annotations.json              {"annotations": [{"question_id", "answer_type", "answers": [{"answer"}, ...]}]}
+val2014/COCO_val2014_%012d.jpg
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def read(files: Files) -> Contents:
     content = read_json(questions)
     in_file = content.get("data_subtype") if isinstance(content, dict) else None
     in_name = re.search(r"(train|val|test)\d{4}", questions.name)
-    subset = in_file if isinstance(in_file, str) else in_name[0] if in_name else files.layout.splits.get(files.split, files.split)
+    subset = (
+        in_file if isinstance(in_file, str) else in_name[0] if in_name else files.layout.splits.get(files.split, files.split)
+    )
     entries = read_entries(content, "questions", questions, ("image_id", "question", "question_id"))
     if subset.startswith("test") and files.annotations is None:
         raise files.no_answers(f"file {questions.name}")
