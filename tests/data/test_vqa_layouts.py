@@ -82,16 +82,14 @@ def test_all_rotations_of_the_options_have_their_answer_in_its_new_place(tmp_pat
     ]
     assert data.check() == [] and data.fingerprint != vqa.load("mmbench", root=tmp_path / "plain", split="dev").fingerprint
     vqa_files.mmbench(tmp_path / "copies", copies=True)
-    ours, theirs = (
-        vqa.load("mmbench", root=tmp_path / name, split="dev").in_all_rotations() for name in ("plain", "copies")
-    )
+    ours, theirs = (vqa.load("mmbench", root=tmp_path / name, split="dev").in_all_rotations() for name in ("plain", "copies"))
     assert [item.question for item in ours] == [item.question for item in theirs]
 
 
 def test_only_multiple_choice_has_rotations(tmp_path: Path) -> None:
     vqa_files.gqa(tmp_path)
     for data in (vqa.load("gqa", root=tmp_path, split="val"), vqa.load("embedded")):
-        with pytest.raises(UserError, match="--circular: the questions of .* have no options"):
+        with pytest.raises(UserError, match=r"--circular: the questions of .* have no options"):
             data.in_all_rotations()
 
 
@@ -108,7 +106,7 @@ def test_a_path_after_the_name_is_a_folder_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "g" / "testdev_balanced_questions.json").rename(inside / "testdev_balanced_questions.json")
     assert len(vqa.load(f"gqa:{tmp_path / 'g'}", split="testdev")) == 3
     assert vqa.load(f"gqa:{inside / 'testdev_balanced_questions.json'}")[0].file == "n0.jpg"
-    with pytest.raises(UserError, match="names the file of the questions: leave --questions other.json out"):
+    with pytest.raises(UserError, match=r"names the file of the questions: leave --questions other\.json out"):
         vqa.load(f"vqav2:{questions}", questions="other.json")
 
 
