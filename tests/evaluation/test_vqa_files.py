@@ -130,6 +130,6 @@ def test_budgets_are_entrance_and_layer_average_and_agree_with_the_ledger(run: R
             now = stages.get(f"llm.{layer}", now)
             total += now
         assert row["tokens_layer_average"] == total / 6
-    assert "enter LLM" in done.out and "layer average" in done.out and " 16.0 " in done.out
+    assert "enter LLM" in done.out and "layer average" in done.out and " 36 / 16.0 " in done.out
     assert main(["build", "out", "--output", "all.csv"]) == 0
     assert "tokens_out,tokens_entrance,tokens_layer_average" in Path("all.csv").read_text().splitlines()[0]

@@ -12,7 +12,7 @@ from typing import Any
 def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image") -> None:
     """One line for each plan: tokens, metric, what is lost of it, FLOPs, speed. The full model first, then the best plan.
 
-    Plans on a vision-language model also have the vision tokens that enter the language model, and their mean over its layers.
+    Below the tokens of a vision-language model are those that enter its language model, and their mean over its layers.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -31,8 +31,8 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
     head = metric if len(metric) <= 16 else metric.replace("_", "\n")
     has_losses = any("lost" in row["reduction"] for row in rows)
     has_decoder = any("tokens_entrance" in row["reduction"] for row in rows)
-    budget = ("enter LLM", "layer average") if has_decoder else ()
-    for name in ("tokens", *budget, head, "lost" if has_losses else f"{unit}s/s", "GFLOPs", "speed-up"):
+    tokens_head = "tokens\nenter LLM /\nlayer average" if has_decoder else "tokens"
+    for name in (tokens_head, head, "lost" if has_losses else f"{unit}s/s", "GFLOPs", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in sorted(rows, key=lambda row: (row["reduction"]["plan"] != "none", -_number(row["metrics"][metric]))):
         done, numbers = row["reduction"], row["metrics"]
@@ -41,8 +41,7 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
         speed, full = done["images_per_second"], done["images_per_second_full"]
         table.add_row(
             plan,
-            tokens,
-            *(_decoder_budget(done) if has_decoder else ()),
+            f"{tokens}{_decoder_budget(done)}",
             _with_error(numbers, metric),
             _lost(done) if has_losses else "-" if speed is None else f"{speed:.1f}",
             "-" if done["gflops"] is None else f"{done['gflops']:.3g}",
@@ -86,11 +85,11 @@ def print_files(files: Sequence[Path]) -> None:
             console.print(f"  {file.name}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _decoder_budget(reduction: dict[str, Any]) -> tuple[str, str]:
-    """Vision tokens that enter the language model, and their mean over its layers."""
+def _decoder_budget(reduction: dict[str, Any]) -> str:
+    """A second line for a vision-language model: vision tokens that enter the language model / their mean over its layers."""
     if "tokens_entrance" not in reduction:
-        return "-", "-"
-    return f"{reduction['tokens_entrance']}", f"{reduction['tokens_layer_average']:.1f}"
+        return ""
+    return f"\n{reduction['tokens_entrance']} / {reduction['tokens_layer_average']:.1f}"
 
 
 def _lost(reduction: dict[str, Any]) -> str:

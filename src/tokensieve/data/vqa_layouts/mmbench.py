@@ -24,6 +24,8 @@ EMPTY = ("", "nan", "none")
 
 
 def read(files: Files) -> Contents:
+    if files.images is not None:
+        raise UserError(f"mmbench has its images inside the file of the questions: leave --images {files.images} out.")
     usual = []
     if files.questions is None:
         word = files.word()
