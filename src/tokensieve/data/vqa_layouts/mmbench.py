@@ -47,11 +47,8 @@ def read(files: Files) -> Contents:
         source = row["image"] if len(row["image"]) <= LONGEST_REFERENCE and row["image"] in by_index else row["index"]
         images[source] = by_index[source]["image"]
         records.append(_record(row, letters, source, path))
-    remarks = (
-        [f"{n} rows repeat questions with rotated options; --circular asks all rotations"]
-        if (n := len(rows) - len(originals))
-        else []
-    )
+    copies = len(rows) - len(originals)
+    remarks = [f"{copies} rows repeat questions with rotated options; --circular asks all rotations"] if copies else []
     return Contents(records, EncodedImages(path, images), remarks)
 
 
