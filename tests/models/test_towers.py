@@ -108,7 +108,7 @@ def patches_of(images, padding=0):
     b, _, height, width = images.shape
     h, w = height // 8, width // 8
     cells = [images[:, :, 8 * i : 8 * i + 8, 8 * j : 8 * j + 8] for i in range(h) for j in range(w)]
-    flat = torch.stack([cell.flatten(1) for cell in cells], dim=1)
+    flat = torch.stack([cell.permute(0, 2, 3, 1).flatten(1) for cell in cells], dim=1)
     mask = torch.ones(b, h * w + padding, dtype=torch.long)
     mask[:, h * w :] = 0
     shapes = torch.tensor([[h, w]] * b)
@@ -559,6 +559,28 @@ def test_project_gives_the_feature_of_a_sequence_of_one_token(name):
         projected = tower.project(token.expand(-1, 4, -1))
     assert projected.shape == (3, 4, expected.shape[1])
     assert_near(projected.float(), expected[:, None].expand(-1, 4, -1))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_resized_images_are_all_that_resize_changes(name):
+    """Images that are resized before have the size of the plan already, so it leaves them alone."""
+    model, images = make(name)
+    stock, before = run(name, model, images), snapshot(model)
+    if name == "hf_vit":
+        with pytest.raises(Uncuttable, match="square grids only, not of 6 x 4"):
+            tokensieve.apply(model, "resize(size=16)")
+        return
+    for plan in ("resize(size=16)", "resize(size=16) + anchor@2:3(k=2,rest=merge) + grid@3.attn:2"):
+        with tokensieve.apply(model, plan) as handle:
+            resized = run(name, model, images)
+            first, (h, w) = handle.ledger[0], handle.grid
+            smaller = F.interpolate(images, (8 * h, 8 * w), mode="bicubic")
+            again = run(name, model, smaller)
+        assert first.layer == "image" and first.tokens_out == h * w < first.tokens_in
+        assert_near(again, resized, steps=2000)
+        assert not torch.allclose(resized[:, :1], stock[:, :1])
+        assert_untouched(model, before)
+    assert torch.equal(run(name, model, images), stock)
 
 
 # --- what differs from family to family -----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tokensieve.cutting.placement import Cut
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
 from tokensieve.models.patching import is_patched, replace
-from tokensieve.models.qwen_vl import MIN_TOKENS, Placed
+from tokensieve.models.qwen_vl import Placed
 from tokensieve.models.resizing import SizeRule
 from tokensieve.models.tower import Undo
 from tokensieve.models.vlm import Vlm
@@ -180,11 +180,8 @@ class DecoderCuts:
         call.tower = self._new_pass(call, len(placed.lengths), device)
         before, after = placed.lengths[0], len(placed.kept[0])
         call.tower.ledger.append(Row(IMAGE, before, after))
-        fewest = min(map(len, placed.kept))
-        if fewest < MIN_TOKENS:
-            self.chooser.notes.warn(
-                f"{self.plan}: the smallest image has {fewest} of the {MIN_TOKENS} tokens that Qwen's processor gives it at least (min_pixels)"
-            )
+        if placed.note:
+            self.chooser.notes.warn(f"{self.plan}: {placed.note}")
         return placed.lengths, [kept.to(device) for kept in placed.kept], None
 
     def _new_pass(self, call: Call, images: int, device: torch.device) -> Pass:

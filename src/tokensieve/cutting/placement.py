@@ -82,8 +82,9 @@ def resize_tower(step: Step, tower: Tower) -> tuple[ResizedTower, list[str]]:
         raise UserError(f"{step}: the model's images have {height} x {width} pixels; make them smaller")
     grid = (size[0] // patch[0], size[1] // patch[1])
     notes = []
-    if grid == tower.grid and not tower.pads:
-        notes.append(f"{step}: images have this size already, so nothing is resized")
+    if grid == tower.grid:
+        if not tower.pads:
+            notes.append(f"{step}: images have this size already, so nothing is resized")
     elif step.options["size"] not in (0, min(size)):
         notes.append(f"{step}: rounded to {size[0]} x {size[1]} pixels, whole patches of {patch[0]} x {patch[1]}")
     return ResizedTower(replace(tower, grid=grid), to, tower.grid, partial(resize_image, step)), notes

@@ -203,6 +203,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         return model.visual_projection(x) if hasattr(model, "visual_projection") else x
 
     grid, image_size = _sizes(net)
+    has_any_grid = flexible or hasattr(net, "rope_embeddings")
     return Tower(
         family=f"Hugging Face {kind.family}",
         blocks=list(blocks),
@@ -217,9 +218,10 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         entries=[Entry(net, "forward", context=check_mask)],
         project=project,
         pooling=None if head is None else lambda view: _query_row(net, view),
-        per_token=flexible or hasattr(net, "rope_embeddings"),
+        per_token=has_any_grid,
         pads=flexible,
-        resize=partial(siglip2.resize if flexible else _resize, net),
+        resize=partial(siglip2.resize if flexible else _resize, net) if has_any_grid or grid[0] == grid[1] else None,
+        no_resize_reason=f"transformers interpolates position embeddings of square grids only, not of {grid[0]} x {grid[1]}",
     )
 
 

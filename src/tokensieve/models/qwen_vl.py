@@ -26,6 +26,7 @@ class Placed:
 
     lengths: list[int]  # placeholders of each image
     kept: list[Tensor]  # for each image: those that hold its tokens, (K,)
+    note: str = ""  # about images that are very small
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class QwenImages:
         if made_before:
             raise UserError(f"{made_before[0]} was computed for images before they are resized; leave it out")
         grids = named["image_grid_thw"]
+        if int(grids.prod(1).sum()) != len(named["pixel_values"]):
+            raise UserError(f"image_grid_thw has {int(grids.prod(1).sum())} patches, pixel_values {len(named['pixel_values'])}")
         smaller = self._shrink(grids, decide)
         named["image_grid_thw"] = smaller
         named["pixel_values"] = self._resize_pixels(named["pixel_values"], grids, decide)
@@ -82,7 +85,9 @@ class QwenImages:
 
     def _place(self, grids: Tensor, smaller: Tensor) -> Placed:
         lengths, left = ((grid.prod(1) // self.merge**2).tolist() for grid in (grids, smaller))
-        return Placed(lengths, [torch.arange(n - k, n) for n, k in zip(lengths, left, strict=True)])
+        kept = [torch.arange(n - k, n) for n, k in zip(lengths, left, strict=True)]
+        note = f"an image has fewer than the {MIN_TOKENS} tokens that Qwen's processor gives it at least (min_pixels)"
+        return Placed(lengths, kept, note if min(left) < MIN_TOKENS else "")
 
     def _resize_pixels(self, pixels: Tensor, grids: Tensor, decide: SizeRule) -> Tensor:
         """Flat patches of all images, (sum of t * h * w, 3 * frames * patch * patch) -> those of smaller images."""
