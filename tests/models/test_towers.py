@@ -737,6 +737,8 @@ def test_the_table_is_made_by_trying_and_is_the_one_in_the_docs(tmp_path, capsys
     shown = capsys.readouterr().out
     assert page.read_text() == (ROOT / "docs" / "families.md").read_text()
     assert "pooling query" in page.read_text() and "ModifiedResNet" in shown and "@L.attn" in shown
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")][2:]
+    assert {row[0] for row in rows if row[-1] != "yes |"} == {"| open_clip ModifiedResNet", "| LLaVA-NeXT", "| LLaVA-OneVision"}
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
@@ -751,6 +753,7 @@ def test_of_vision_language_models_llava_alone_can_be_cut_before_its_decoder():
     assert [line.coarse for line in lines] == ["CLS row, last token's row", "last token's row"]
     assert not lines[0].reasons and "rearranges its tokens" in lines[1].failure_text()
     assert [line.pooling for line in lines] == ["by size"] * 2
+    assert [line.resize for line in lines] == ["yes", "no"] and "resize: its processor cuts images" in lines[1].failure_text()
 
 
 def test_what_fails_is_shown_with_its_reason():

@@ -50,11 +50,11 @@ def open_vlm(model: nn.Module) -> Vlm | None:
     try:
         return Vlm(family.title, model, inner, decoder, _tower(inner, family))
     except Uncuttable as error:
-        images = resolve(family.images)(inner) if family.images else None
+        if family.images:
+            return Vlm(family.title, model, inner, decoder, None, error.reason, images=resolve(family.images)(inner))
         tiles = "its processor cuts images into tiles before the model sees them; give it smaller images"
-        return Vlm(
-            family.title, model, inner, decoder, None, error.reason, images, error.reason if family.opens_tower else tiles
-        )
+        no_resize = error.reason if family.opens_tower else tiles
+        return Vlm(family.title, model, inner, decoder, None, error.reason, no_resize_reason=no_resize)
 
 
 def open_tower(model: nn.Module) -> Tower | None:
