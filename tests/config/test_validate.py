@@ -160,7 +160,7 @@ def test_anchors_and_merge_keys_are_no_duplicates(tmp_path):
     "was, now, line",
     [
         ("[2, 5]", "[5, 2]", "9: method_settings.pruning_layers: [5, 2] do not ascend"),
-        ("[60, 40]", "[60]", "10: method_settings.target_prune_tokens: 1 counts for 2 pruning layers"),
+        ("[60, 40]", "[60, 50, 40]", "10: method_settings.target_prune_tokens: 3 counts for 2 pruning layers"),
         ("merger_type: simple", "merger_type: smple", "8: method_settings.merger_type: 'smple' is not one of none, simple"),
         ("method_settings:", "method_setings:", "7: method_setings: unknown key"),
         ("  merger_type: simple", "  batch_size: 3", "8: method_settings.batch_size: unknown key"),

@@ -410,14 +410,12 @@ def test_all_that_the_model_cannot_do_is_told_at_once(backbone):
             method={
                 "pruning_layers": [2, 4, 31],
                 "target_prune_tokens": [48, 20, 6],
-                "target_merge_tokens": 30,
                 "max_vision_tokens": 40,
             },
         )
     message = str(told.value)
     assert "[4, 31] beyond the language model's 4 layers; allowed are 0 to 3" in message
-    assert "target_merge_tokens: 30 and merge_ratio: 0.5 (25 of 49 tokens) contradict" in message
-    assert "48 are more than the 30 tokens that arrive there" in message
+    assert "48 are more than the 25 tokens that arrive there" in message
     assert "max_vision_tokens: 40" in message
     (told,) = Pruning(target_merge_tokens=77, pruning_layers=()).check_counts(49, 4)
     assert told == "target_merge_tokens: 77 are more than the 49 vision tokens of an image"
@@ -436,7 +434,7 @@ def test_all_that_the_model_cannot_do_is_told_at_once(backbone):
     [
         ("method_settings", {"pruning_layers": [3, 1]}, r"\[3, 1\] do not ascend; for example \[1, 3\]"),
         ("method_settings", {"target_prune_tokens": [6, 15]}, "do not descend"),
-        ("method_settings", {"target_prune_tokens": [6]}, "1 counts for 2 pruning layers"),
+        ("method_settings", {"target_prune_tokens": [9, 8, 6]}, "3 counts for 2 pruning layers"),
         ("method_settings", {"pruner_d_internal": 18}, "cannot be divided among 4 heads"),
         ("method_settings", {"temperature_min": 2.0}, "above the temperature"),
         ("method_settings", {"merger_type": "none", "pruning_layers": []}, "nothing to train"),

@@ -15,12 +15,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tokensieve import embedded
+from tokensieve.config.model_shape import model_shape
 from tokensieve.config.schema import Training
 from tokensieve.config.section import Count, Fraction, Section
 
 Weight = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
+Target = Annotated[float, Field(gt=0)]
 EMBEDDED = "embedded"
 
 
@@ -152,8 +153,9 @@ class Pruning(Section):
     merger_hidden: Count = 256
     pruning_layers: tuple[Annotated[int, Field(ge=0)], ...] = (10, 20, 31)
     """Layers of the language model, counted from 0, whose input is pruned."""
-    target_prune_tokens: tuple[Count, ...] = (200, 150, 100)
-    """Vision tokens left from each pruning layer on."""
+    target_prune_tokens: tuple[Target, ...] | None = None
+    """Vision tokens left from each pruning layer on: counts, or shares below 1 of the tokens that arrive there. One number
+    alone is that of the last layer, and those before it fall geometrically; None: to 100 of 576 (see `pruned`)."""
     prune_sparsity_weight: Weight = 10.0
     """Weight of the squared relative errors of the soft masks' token counts."""
     pruner_d_internal: Count = 512
@@ -180,16 +182,33 @@ class Pruning(Section):
     image_max_size: Count | None = 1024
     """Images with a longer side are scaled down to this when they are read."""
 
+    @field_validator("target_prune_tokens", mode="before")
+    @classmethod
+    def _accept_one_number(cls, value: Any) -> Any:
+        return [value] if isinstance(value, (int, float, str)) and not isinstance(value, bool) else value
+
+    @field_validator("target_prune_tokens", mode="after")
+    @classmethod
+    def _whole_counts(cls, targets: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if any(target >= 1 and target != int(target) for target in targets or ()):
+            raise ValueError("a count of tokens is a whole number, and a share is below 1")
+        return targets if targets is None else tuple(int(target) if target >= 1 else target for target in targets)
+
     @model_validator(mode="after")
     def _check_pruning(self) -> Pruning:
-        layers, counts = self.pruning_layers, self.target_prune_tokens
+        layers, targets = self.pruning_layers, self.target_prune_tokens or ()
         problems = []
         if sorted(set(layers)) != list(layers):
             problems.append(f"pruning_layers: {list(layers)} do not ascend; for example {sorted(set(layers))}")
-        if len(layers) != len(counts) and layers:
-            problems.append(f"target_prune_tokens: {len(counts)} counts for {len(layers)} pruning layers; give one for each")
-        if any(b >= a for a, b in itertools.pairwise(counts)):
-            problems.append(f"target_prune_tokens: {list(counts)} do not descend, but tokens that are gone do not come back")
+        if layers and len(targets) not in (0, 1, len(layers)):
+            problems.append(
+                f"target_prune_tokens: {len(targets)} counts for {len(layers)} pruning layers; give one for each, or one "
+                "number for the last layer, or leave the line out"
+            )
+        if any(b >= a >= 1 for a, b in itertools.pairwise(targets)):
+            problems.append(f"target_prune_tokens: {list(targets)} do not descend, but tokens that are gone do not come back")
+        if self.merger_type != "none" and self.target_merge_tokens and targets and not problems:
+            problems += self._check_pruned(2 * self.target_merge_tokens)  # the same whatever the model
         if self.pruner_d_internal % self.pruner_num_heads:
             problems.append(
                 f"pruner_d_internal: {self.pruner_d_internal} cannot be divided among {self.pruner_num_heads} heads"
@@ -217,6 +236,25 @@ class Pruning(Section):
             return n
         return self.target_merge_tokens or math.ceil(round(self.merge_ratio * n, 6))
 
+    def pruned(self, n: int) -> tuple[int, ...]:
+        """Tokens left from each pruning layer on, of n before the merger.
+
+        Given counts and shares, or a geometric sequence from the merger's count to that of the last layer, which without a
+        target is that of the original: 100 of 576 tokens, or of 288 that the merger leaves.
+        """
+        targets, layers, before = self.target_prune_tokens or (), len(self.pruning_layers), self.merged(n)
+        last = targets[-1] if targets else max(1, round(min(before, n / 2) * 100 / 288))
+        last = last if last >= 1 else math.ceil(round(last * before, 6))
+        counts: list[int] = []
+        for index in range(layers):
+            arriving = counts[-1] if counts else before
+            if len(targets) == layers:
+                target = targets[index]
+                counts.append(int(target) if target >= 1 else math.ceil(round(target * arriving, 6)))
+            else:
+                counts.append(min(arriving - 1, round(before * (last / before) ** ((index + 1) / layers))))
+        return tuple(counts)
+
     def temperature_at(self, step: int, steps: int) -> float:
         """The temperature of a step: linear, over the first temperature_anneal_rate of the steps."""
         done = min(1.0, step / max(1.0, self.temperature_anneal_rate * steps))
@@ -233,10 +271,12 @@ class Pruning(Section):
         by_ratio, target = math.ceil(round(self.merge_ratio * n, 6)), self.target_merge_tokens
         both = target is not None and "merge_ratio" in self.model_fields_set
         if self.merger_type != "none" and both and abs((target or 0) - by_ratio) > 1:
-            problems.append(
-                f"target_merge_tokens: {target} and merge_ratio: {self.merge_ratio} ({by_ratio} of {n} tokens) contradict; "
-                "give one of them"
-            )
+            problems += [
+                f"merge_ratio: {self.merge_ratio} keeps {by_ratio} of {n} tokens and contradicts target_merge_tokens "
+                f"({target}); remove one of the two lines",
+                f"target_merge_tokens: {target} contradicts merge_ratio ({self.merge_ratio}: {by_ratio} of {n} tokens); "
+                "remove one of the two lines",
+            ]
         before = self.merged(n)
         if before > n:
             problems.append(f"target_merge_tokens: {before} are more than the {n} vision tokens of an image")
@@ -245,15 +285,27 @@ class Pruning(Section):
             problems.append(
                 f"{key}: leaves all {n} vision tokens, so there is nothing to merge; give less, or merger_type: none"
             )
-        if self.pruning_layers and self.target_prune_tokens[0] == before:
-            problems.append(f"target_prune_tokens: {before} are all the tokens that arrive there, so there is nothing to prune")
-        elif self.pruning_layers and self.target_prune_tokens[0] > before:
-            problems.append(
-                f"target_prune_tokens: {self.target_prune_tokens[0]} are more than the {before} tokens that arrive there"
-            )
+        problems += self._check_pruned(n)
         if self.max_vision_tokens is not None and n > self.max_vision_tokens:
             problems.append(f"max_vision_tokens: {self.max_vision_tokens}, but the model makes {n} of every image")
         return problems
+
+    def _check_pruned(self, n: int) -> Iterator[str]:
+        """Problems with the numbers of tokens at the pruning layers."""
+        before, counts = self.merged(n), self.pruned(n)
+        for layer, arriving, left in zip(self.pruning_layers, (before, *counts), counts, strict=False):
+            if left < 1:
+                yield f"pruning_layers: {before} tokens are too few for {len(counts)} layers that prune; give fewer layers"
+                return
+            if left == arriving:
+                yield (
+                    f"target_prune_tokens: {left} are all the tokens that arrive there (layer {layer}), "
+                    "so there is nothing to prune"
+                )
+                return
+            if left > arriving:
+                yield f"target_prune_tokens: {left} are more than the {arriving} tokens that arrive there (layer {layer})"
+                return
 
 
 class PruningTraining(Training):
@@ -284,14 +336,14 @@ class PruningTraining(Training):
         return self.trainer_settings.dl_settings.evaluate_every
 
     def check_files(self) -> Iterator[tuple[str, str]]:
-        """Missing files, and settings that do not fit the model, if its config.json is on this disk."""
+        """Missing files, and settings that do not fit the model, as far as it is known without loading it."""
         for split in ("train", "val"):
             for key in ("questions", "annotations", "images"):
                 path = getattr(getattr(self.dataset_settings, split), key)
                 if path is not None and not path.exists():
                     kind = "folder" if key == "images" else "file"
                     yield f"dataset_settings.{split}.{key}", f"no {kind} {str(path)!r}"
-        shape = model_shape(self.backbone_settings.name)
+        shape = model_shape(self.backbone_settings.name, self.backbone_settings.cache_dir)
         if shape is not None:
             for problem in self.method_settings.check_counts(*shape):
                 key, _, message = problem.partition(": ")
@@ -306,15 +358,3 @@ class PruningTraining(Training):
             del recipe["trainer_settings"]["dl_settings"][key]
         del recipe["backbone_settings"]["cache_dir"]
         return recipe
-
-
-def model_shape(name: str) -> tuple[int, int] | None:
-    """Vision tokens per image and layers of the language model, of a LLaVA on this disk; None: not known yet."""
-    path = (embedded.llava_path() if name == embedded.LLAVA else Path(name)) / "config.json"
-    if not path.is_file():
-        return None
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return int(config["image_seq_length"]), int(config["text_config"]["num_hidden_layers"])
-    except (ValueError, KeyError, TypeError):  # another family, or a broken file: reported when the training opens the model
-        return None

@@ -126,7 +126,7 @@ class PruningLearner:
                 layers=pruning.pruning_layers,
                 d_internal=pruning.pruner_d_internal,
                 heads=pruning.pruner_num_heads,
-                keep=pruning.target_prune_tokens,
+                keep=pruning.pruned(n),
                 arriving=pruning.merged(n),
                 temperature=pruning.temperature,
             )
