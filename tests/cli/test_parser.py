@@ -173,6 +173,29 @@ def test_train_trains_or_searches_as_the_file_says(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
+    "words, resume",
+    [
+        ("c.yaml", False),
+        ("c.yaml --resume", True),
+        ("--resume c.yaml", True),
+        ("c.yaml --resume 200", 200),
+        ("--resume 200 c.yaml", 200),
+        ("--config_file c.yaml --resume", True),
+    ],
+)
+def test_train_resumes_from_the_last_checkpoint_or_from_that_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, words: str, resume: bool | int
+) -> None:
+    from tokensieve import config, training
+
+    got: list = []
+    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=False))
+    monkeypatch.setattr(training, "run", lambda path, resume, **_: got.append((path, resume)))
+    assert main(["train", *words.split()]) == 0
+    assert got == [("c.yaml", resume)] and type(got[0][1]) is type(resume)
+
+
+@pytest.mark.parametrize(
     "argv",
     [
         ["train", "c.yaml", "SOLVER.SEED", "2", "MODEL.SDTPS_BETA", "0.3", "--quiet"],

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from tests.support.paths import ROOT
 from tokensieve.cli import main
 from tokensieve.config.model_shape import model_shape
-from tokensieve.config.pruning import Pruning
+from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
 
 SEVEN = (8, 12, 16, 20, 24, 28, 31)
 
@@ -58,6 +58,23 @@ def test_a_share_that_prunes_nothing_is_told_with_its_layer():
 def test_neither_counts_nor_shares(bad):
     with pytest.raises(ValidationError):
         Pruning.model_validate({"pruning_layers": [1, 2], "target_prune_tokens": bad})
+
+
+@pytest.mark.parametrize("value, kept", [(1, 1), (5, 5), ("all", "all")])
+def test_how_many_checkpoints_are_kept_does_not_decide_the_result(value, kept):
+    some, others = (
+        PruningTraining.model_validate(
+            {"dataset_settings": {"name": "embedded"}, "trainer_settings": {"dl_settings": {"keep_checkpoints": n}}}
+        )
+        for n in (value, 2)
+    )
+    assert some.keep_checkpoints == kept and some.recipe() == others.recipe()
+
+
+@pytest.mark.parametrize("bad", [0, -1, "some", True, 1.5, None])
+def test_no_number_of_checkpoints(bad):
+    with pytest.raises(ValidationError, match=r"a number of checkpoints, at least 1, or all|not numbers"):
+        DeepLearning.model_validate({"keep_checkpoints": bad})
 
 
 SHIPPED = (ROOT / "configs/vision_token_pruning.yaml").read_text()

@@ -193,6 +193,17 @@ def test_evaluating_does_not_change_what_is_learned(tmp_path, whole):
     assert all(torch.equal(once.state["learner"]["maker"][name], w) for name, w in often.state["learner"]["maker"].items())
 
 
+def test_a_run_goes_back_to_a_step_and_on_to_the_same_bits(tmp_path, whole):
+    run = tmp_path / "run"
+    training.run(toy.config(keep_checkpoints="all"), output=run, quiet=True)
+    assert {path.name for path in run.glob("checkpoints/step-*")} == {f"step-{step:08d}" for step in (3, 6, 9, 12)}
+    training.run(toy.config(keep_checkpoints="all"), resume=6, output=run, quiet=True)
+    assert resumed_at(run) == 6
+    assert_same(whole[1], run)
+    with pytest.raises(UserError, match="has no checkpoint of step 7; there are those of the steps 3, 6, 9, 12"):
+        training.run(toy.config(), resume=7, output=run, quiet=True)
+
+
 def test_a_run_is_resumed_with_as_many_processes(tmp_path, whole):
     with pytest.raises(UserError, match="started with 2 processes and this is 1; resume it with 2"):
         training.run(toy.config(), resume=True, output=whole[2], quiet=True)
@@ -379,10 +390,10 @@ def test_a_full_disk_ends_all_and_keeps_the_checkpoint_before(tmp_path, whole, s
     def small(rank: int) -> None:
         real = checkpoint.save
 
-        def save(run: Path, step: int, *rest: Any) -> Path:
+        def save(run: Path, step: int, *rest: Any, **options: Any) -> Path:
             if step > 3:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (state.stat().st_size - 100,) * 2)
-            return real(run, step, *rest)
+            return real(run, step, *rest, **options)
 
         checkpoint.save = save
 

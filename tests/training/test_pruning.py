@@ -21,8 +21,9 @@ from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
 from tokensieve.data import vqa
 from tokensieve.data.images import BrokenImage
 from tokensieve.models.loading import vlm as load_vlm
+from tokensieve.parts import resolve
 from tokensieve.tasks.vqa import answering
-from tokensieve.training import processes
+from tokensieve.training import checkpoint, processes
 from tokensieve.training.pruning import batches, evaluation
 from tokensieve.training.pruning.batches import NO_ANSWER, Collate
 from tokensieve.training.pruning.discriminator import Discriminator, critic_loss
@@ -270,6 +271,32 @@ def test_a_run_writes_what_was_promised(backbone, tmp_path):
     assert [(row.layer, row.tokens_out) for row in handle.ledger] == [("out", 25), ("llm.1", 15), ("llm.3", 6)]
     card = json.loads((run / "card.json").read_text())
     assert card["plan"] == "merger@out + cross@llm.1,3" and card["parameters"]["token_merger"] > 0
+
+
+def test_weights_of_every_checkpoint_can_be_used(backbone, tmp_path):
+    """Of a run that is not finished: its best step, a step by its folder, and the plain state dicts by their names."""
+    run, folder, plan = tmp_path / "run", tmp_path / "run/checkpoints", "merger@out + cross@llm.1,3"
+    made = settings(backbone, run, how={"epochs": 1, "evaluate_every": 3, "checkpoint_every": 2, "keep_checkpoints": "all"})
+
+    def stop(step, numbers):
+        if step == 6:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        training.run(PruningTraining.model_validate(made), quiet=True, report=stop)
+    assert not list(run.glob("*.safetensors"))
+    model = load_vlm.load(str(backbone)).model
+    plain = [str(folder / f"{name}_step_2.pt") for name in ("token_merger", "layer_pruners")]
+    for given, name in ((run, "best"), (folder / "step-00000004", "step-00000004"), (plain, "step-00000002")):
+        saved = checkpoint.load(folder / name)
+        found = resolve.read_weights(given)
+        with tokensieve.apply(model, plan, weights=given) as handle:
+            for method, group in (("merger", "token_merger"), ("cross", "layer_pruners")):
+                state = handle.parts[method].state_dict()
+                assert all(torch.equal(value, state[key]) for key, value in saved.state["learner"]["groups"][group].items())
+                assert found[method].about["trained"]["steps"] == saved.step
+    with pytest.raises(UserError, match=r"discriminator_step_2\.pt: these tensors are of no method"):
+        resolve.read_weights(str(folder / "discriminator_step_2.pt"))
 
 
 def test_the_result_is_that_of_the_best_step_with_its_times(backbone, tmp_path, monkeypatch):

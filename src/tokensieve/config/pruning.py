@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tokensieve.config.model_shape import model_shape
 from tokensieve.config.schema import Training
-from tokensieve.config.section import Count, Fraction, Section
+from tokensieve.config.section import Count, Fraction, KeepCheckpoints, Section
 
 Weight = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
@@ -112,6 +112,7 @@ class DeepLearning(Section):
     threads: Count | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     checkpoint_every: Count = 200
+    keep_checkpoints: KeepCheckpoints = 2
     evaluate_every: Count | None = 200
     eval_batch_size: Count = 16
     max_new_tokens: Count = 10
@@ -332,6 +333,10 @@ class PruningTraining(Training):
         return self.trainer_settings.dl_settings.checkpoint_every
 
     @property
+    def keep_checkpoints(self) -> int | str:
+        return self.trainer_settings.dl_settings.keep_checkpoints
+
+    @property
     def evaluate_every(self) -> int | None:
         return self.trainer_settings.dl_settings.evaluate_every
 
@@ -354,7 +359,7 @@ class PruningTraining(Training):
         recipe: dict[str, Any] = json.loads(
             self.model_dump_json(exclude={"output": True, "manager_settings": True, "search_settings": True})
         )
-        for key in ("num_workers", "threads", "device", "checkpoint_every", "eval_batch_size"):
+        for key in ("num_workers", "threads", "device", "checkpoint_every", "keep_checkpoints", "eval_batch_size"):
             del recipe["trainer_settings"]["dl_settings"][key]
         del recipe["backbone_settings"]["cache_dir"]
         return recipe

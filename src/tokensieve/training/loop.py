@@ -1,6 +1,6 @@
 """The loop of every training: steps, evaluations, checkpoints, signals, in one process or several.
 
-<run>/checkpoints/step-00000200/     everything, to resume from there; the last two are kept (checkpoint.py)
+<run>/checkpoints/step-00000200/     everything, to resume from there, and trained parts to use; the last two are kept
 <run>/checkpoints/<part>_step_200.pt plain state dicts of the same steps, for learners that have `exports`
 <run>/checkpoints/best/              the same for the best step by the learner's `monitor`
 <run>/logs/                          training.log, log.jsonl, tensorboard/ (log.py)
@@ -12,16 +12,18 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from tokensieve import provenance
 from tokensieve.distributed import Processes
 from tokensieve.errors import NotFinite, UserError
+from tokensieve.parts.checkpoints import CHECKPOINTS
 from tokensieve.training import checkpoint, random_state
 from tokensieve.training.log import Log, format_losses
 from tokensieve.training.signals import Signals
-from tokensieve.training.start import CHECKPOINTS, find_checkpoint, processes
+from tokensieve.training.start import find_checkpoint, processes
 
 Report = Callable[[int, Mapping[str, float]], None]  # the steps done and the numbers of an evaluation
 
@@ -55,18 +57,22 @@ def train(
     checkpoint_every: int,
     evaluate_every: int | None = None,
     log_every: int = 1,
-    resume: bool = False,
+    resume: bool | int = False,
+    keep_checkpoints: int | None = checkpoint.KEPT,
+    parts: Callable[[int], Mapping[str, bytes]] | None = None,
     quiet: bool = False,
     report: Report | None = None,
 ) -> dict[str, float] | None:
     """Run `steps` steps, or the rest of them; returns the last evaluation. A resumed run ends with the same bits.
 
     A learner with `evaluate` is evaluated every `evaluate_every` steps and at the end.
+    resume: from the last checkpoint, or from that of a step. keep_checkpoints: how many besides the best; None: all.
+    parts: the files of what was learned after so many steps, by name; process 0 writes them into every checkpoint.
     report: called by process 0 with the steps done and the numbers of each evaluation; if it raises, the run ends.
     Raises UserError when a loss is not finite, or when the folder has a run and resume is False. On Ctrl-C or SIGTERM it
     writes a checkpoint and exits with 130 or 143.
     """
-    progress = _Progress(learner, run, processes(learner))
+    progress = _Progress(learner, run, processes(learner), keep_checkpoints, parts)
     start = progress.restore(resume, quiet)
     evaluates = hasattr(learner, "evaluate")
     with Signals(progress.processes) as signals, Log(run, start, steps, log_every, quiet, progress.processes.is_main) as log:
@@ -95,16 +101,23 @@ class _Progress:
 
     log: Log
 
-    def __init__(self, learner: Any, run: Path, processes: Processes) -> None:
-        self.learner, self.run, self.processes = learner, run, processes
+    def __init__(
+        self,
+        learner: Any,
+        run: Path,
+        processes: Processes,
+        keep: int | None,
+        parts: Callable[[int], Mapping[str, bytes]] | None,
+    ) -> None:
+        self.learner, self.run, self.processes, self.keep, self.parts = learner, run, processes, keep, parts
         self.done = 0
         self.saved: Path | None = None
         self.best: float | None = None
         self.recent: list[float] = []  # the loss that `monitor` names, since the last checkpoint
         self.evaluation: dict[str, float] | None = None
 
-    def restore(self, resume: bool, quiet: bool) -> int:
-        """Restore the newest good checkpoint, if there is one and resume is True. Returns the step to start with."""
+    def restore(self, resume: bool | int, quiet: bool) -> int:
+        """Restore the checkpoint to resume from, if there is one. Returns the step to start with."""
         saved: checkpoint.Checkpoint | None = self.processes.run_on_main(lambda: find_checkpoint(self.run, resume))
         if saved is None:
             return 0
@@ -171,7 +184,7 @@ class _Progress:
         self.log.write(f"the best {name} so far, {value:.6g}: kept in {self._write(checkpoint.save_best)}")
 
     def save(self) -> None:
-        self.saved = self._write(checkpoint.save)
+        self.saved = self._write(partial(checkpoint.save, keep=self.keep))
         self.log.write(f"checkpoint in {self.saved}")
 
     def _write(self, save: Callable[..., Path]) -> Path:
@@ -184,7 +197,8 @@ class _Progress:
 
         def write() -> Path:
             try:
-                return save(self.run / CHECKPOINTS, self.done, state, exports)
+                parts = None if self.parts is None else self.parts(self.done)
+                return save(self.run / CHECKPOINTS, self.done, state, exports, parts)
             except OSError as error:
                 before = f"the one before, {self.saved}, is intact" if self.saved else "there is none before"
                 raise UserError(
