@@ -321,6 +321,26 @@ def test_the_best_is_the_first_of_the_best_and_what_is_not_finite_never_is(tmp_p
     assert checkpoint.load(tmp_path / "checkpoints" / "best").step == best and last == {"acc": 0.1}
 
 
+def test_of_equally_good_steps_the_tie_breaker_decides_also_after_a_restart(tmp_path):
+    measured = [(0.5, 2.0), (0.5, 1.0), (0.4, 0.1), (0.5, 1.5), (0.5, None), (0.5, 0.9)]
+    learner = Stub([1.0] * 6, monitor=("acc", "max"), tie_breaker=("loss", "min"))
+    learner.evaluate = lambda done: dict(zip(("acc", "loss"), measured[done - 1], strict=True))
+    for steps, best in ((4, 2), (5, 2), (6, 6)):
+        loop.train(learner, tmp_path, steps=steps, checkpoint_every=1, evaluate_every=1, resume=steps > 4, quiet=True)
+        assert checkpoint.load(tmp_path / "checkpoints" / "best").step == best
+
+
+def test_losses_are_logged_by_their_groups_and_the_learner_introduces_itself(tmp_path, capsys):
+    learner = Stub([0.25], loss_groups={"loss": "makers", "other": "critics"}, describe=lambda: ["makers: two of them"])
+    learner.step = lambda index: {"loss": 0.25, "temperature": 0.5}
+    loop.train(learner, tmp_path, steps=1, checkpoint_every=1)
+    text = (tmp_path / "logs" / "training.log").read_text()
+    assert "step 1/1  temperature 0.50000\n  makers:\n    - loss: 0.25000\n" in text and "critics" not in text
+    assert text.splitlines()[1].endswith("makers: two of them") and "makers: two of them\n" in capsys.readouterr().err
+    assert set(curves(tmp_path)) == {"makers/loss", "train/temperature"}
+    assert json.loads((tmp_path / "logs" / "log.jsonl").read_text()) == {"step": 0, "loss": 0.25, "temperature": 0.5}
+
+
 def test_a_best_folder_whose_replacement_was_not_finished_comes_back(tmp_path):
     checkpoint.save_best(tmp_path, 3, {"x": torch.ones(1)})
     (tmp_path / "best").rename(tmp_path / ".replaced-best")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -319,6 +320,53 @@ def test_the_result_is_that_of_the_best_step_with_its_times(backbone, tmp_path, 
 
     written = load_file(run / "cross.safetensors")
     assert all(torch.equal(value, written[name]) for name, value in kept.items())
+
+
+def test_the_validation_loss_is_that_of_each_answer_on_the_hard_path(backbone):
+    made = learner(backbone, how={"eval_batch_size": 4}, method={"prune_rest": "merge"})
+    losses = []
+    with made.evaluator._evaluation_mode(), torch.no_grad():
+        measured = made.evaluator.loss()
+        for item in (made.val_data[i] for i in range(6)):
+            batch = made.collate([item], torch.zeros(1, dtype=torch.long))
+            with made.handle, made.handle.call(context={"question": batch.question}):
+                states = made.model.model(**batch.inputs, use_cache=False).last_hidden_state
+            told = batch.labels != NO_ANSWER
+            logits = made.model.get_output_embeddings()(states[told]).double()
+            losses.append(float(torch.nn.functional.cross_entropy(logits, batch.labels[told])))
+    assert measured == pytest.approx(sum(losses) / 6, rel=1e-4)
+    assert max(losses) - min(losses) > 0.01 * measured  # the mean of different ones
+
+
+def test_the_best_step_is_that_of_the_highest_accuracy_or_of_the_lowest_loss(backbone, tmp_path, monkeypatch):
+    losses = {3: 0.5, 6: 0.9}
+    for monitor, best in (("accuracy_hard", 6), ("loss", 3)):
+        run, done = tmp_path / monitor, []
+        made = settings(backbone, run, how={"epochs": 1, "evaluate_every": 3, "monitor": monitor})
+        monkeypatch.setattr(Evaluator, "score", lambda self, soft, done=done: [len(done) / 4] * 6)
+        monkeypatch.setattr(Evaluator, "loss", lambda self, done=done: losses[3 * (len(done) + 1)])
+        training.run(
+            PruningTraining.model_validate(made), quiet=True, report=lambda step, numbers, done=done: done.append(step)
+        )
+        assert json.loads((run / "result.json").read_text())["step"] == best
+
+
+def test_the_log_has_the_groups_of_the_optimizers_and_what_is_trained(backbone, tmp_path, capsys):
+    run = tmp_path / "run"
+    training.run(PruningTraining.model_validate(settings(backbone, run, how={"max_steps": 2})))
+    text, printed = (run / "logs/training.log").read_text(), capsys.readouterr().err
+    for line in (
+        "token merger: question_aware, merge ratio 0.51 (49 -> 25 tokens)",
+        "pruning layers: [1, 3] (25 -> 15, 6 tokens), cross_attention",
+        "temperature: 1 -> 0.1 over the first 1 of 2 steps",
+    ):
+        assert line in text and line in printed
+    step = text.split("step 2/2")[1].splitlines()[1:]
+    keys = [line.strip().split(":")[0].removeprefix("- ") for line in itertools.takewhile(lambda x: x.startswith("  "), step)]
+    groups = {"token_merger", "layer_pruners", "discriminator"}
+    assert [key for key in keys if key in groups] == ["token_merger", "layer_pruners", "discriminator"]
+    assert keys.index("merge_sparsity_loss") < keys.index("layer_pruners") < keys.index("task_loss")
+    assert keys.index("task_loss") < keys.index("discriminator") < keys.index("real_loss") and "temperature" not in keys
 
 
 class Holes:

@@ -114,6 +114,9 @@ class DeepLearning(Section):
     checkpoint_every: Count = 200
     keep_checkpoints: KeepCheckpoints = 2
     evaluate_every: Count | None = 200
+    monitor: Literal["accuracy_hard", "loss"] = "accuracy_hard"
+    """What decides which step is the best, measured on the validation questions with the hard path: the largest accuracy (of
+    equal ones that with the smallest loss), or the smallest loss, the cross-entropy of the answers."""
     eval_batch_size: Count = 16
     max_new_tokens: Count = 10
 
@@ -260,6 +263,18 @@ class Pruning(Section):
         """The temperature of a step: linear, over the first temperature_anneal_rate of the steps."""
         done = min(1.0, step / max(1.0, self.temperature_anneal_rate * steps))
         return self.temperature + (self.temperature_min - self.temperature) * done
+
+    def describe(self, n: int, steps: int) -> list[str]:
+        """What is trained, in a few lines, for a model of n vision tokens per image and so many steps."""
+        lines, merged = [], self.merged(n)
+        if self.merger_type != "none":
+            lines.append(f"token merger: {self.merger_type}, merge ratio {merged / n:.3g} ({n} -> {merged} tokens)")
+        if self.pruning_layers:
+            counts = ", ".join(map(str, self.pruned(n)))
+            lines.append(f"pruning layers: {list(self.pruning_layers)} ({merged} -> {counts} tokens), {self.pruner_type}")
+        annealed = round(self.temperature_anneal_rate * steps)
+        falls = f"{self.temperature:g} -> {self.temperature_min:g}"
+        return [*lines, f"temperature: {falls} over the first {annealed} of {steps} steps"]
 
     def check_counts(self, n: int, depth: int) -> list[str]:
         """Problems of these settings with a model of n vision tokens per image and a language model of this depth."""

@@ -37,6 +37,9 @@ class Learner(Protocol):
         evaluate(done) -> dict[str, float] | None    numbers on the validation split, never on a test split
         monitor: tuple[str, "max" | "min"]           the number that decides which step is the best; for a learner without
                                                      `evaluate` a loss, as its mean between two checkpoints
+        tie_breaker: tuple[str, "max" | "min"]       the number of an evaluation that decides between equally good ones
+        loss_groups: dict[str, str]                  the group of a loss in the log and the curves, by its name
+        describe() -> list[str]                      lines about what is trained, printed and logged at the start
         accelerator: accelerate.Accelerator          if it can run in several processes: all of them call everything, with the
                                                      same names of losses; mixed precision and accumulation belong to `step`
 
@@ -78,6 +81,7 @@ def train(
     with Signals(progress.processes) as signals, Log(run, start, steps, log_every, quiet, progress.processes.is_main) as log:
         progress.log = log
         log.write(f"resumed after step {start} from {progress.saved}" if start else f"started, {steps} steps")
+        progress.describe(quiet)
         for index in log.indices():
             progress.step(index)
             done = index + 1
@@ -113,6 +117,7 @@ class _Progress:
         self.done = 0
         self.saved: Path | None = None
         self.best: float | None = None
+        self.best_tie: float | None = None  # the number of the best step that `tie_breaker` names
         self.recent: list[float] = []  # the loss that `monitor` names, since the last checkpoint
         self.evaluation: dict[str, float] | None = None
 
@@ -149,7 +154,7 @@ class _Progress:
                 self.fail(f"step {index}: a loss is not finite{where} ({format_losses(losses)}); {self._advice()}")
         losses = {name: sum(one[name] for one in by_process) / len(by_process) for name in by_process[0]}
         self.done = index + 1
-        self.log.losses(self.done, losses)
+        self.log.losses(self.done, losses, getattr(self.learner, "loss_groups", {}))
         if hasattr(self.learner, "monitor") and not hasattr(self.learner, "evaluate"):
             self.recent.append(losses[self.learner.monitor[0]])
 
@@ -165,7 +170,8 @@ class _Progress:
         self.evaluation = numbers
         self.log.evaluation(self.done, numbers)
         if hasattr(self.learner, "monitor"):
-            self.keep_if_best(numbers[self.learner.monitor[0]])
+            tie = numbers.get(self.learner.tie_breaker[0]) if hasattr(self.learner, "tie_breaker") else None
+            self.keep_if_best(numbers[self.learner.monitor[0]], tie)
         if report is not None:
             self.processes.run_on_main(lambda: report(self.done, numbers))
 
@@ -175,12 +181,17 @@ class _Progress:
             self.keep_if_best(sum(self.recent) / len(self.recent))
             self.recent = []
 
-    def keep_if_best(self, value: float | None) -> None:
-        """Keep this step as the best if it is better than all before."""
+    def keep_if_best(self, value: float | None, tie: float | None = None) -> None:
+        """Keep this step as the best if it is better than all before. tie: what decides between equal values."""
         name, direction = self.learner.monitor
-        if value is None or (self.best is not None and (value <= self.best if direction == "max" else value >= self.best)):
+        if value is None:
             return
-        self.best = value
+        if value == self.best:
+            if tie is None or self.best_tie is None or not _is_better(tie, self.best_tie, self.learner.tie_breaker[1]):
+                return
+        elif self.best is not None and not _is_better(value, self.best, direction):
+            return
+        self.best, self.best_tie = value, tie
         self.log.write(f"the best {name} so far, {value:.6g}: kept in {self._write(checkpoint.save_best)}")
 
     def save(self) -> None:
@@ -192,7 +203,12 @@ class _Progress:
         state = {
             "learner": self.learner.state(),
             "generators": self.processes.all_gather(random_state.generators()),
-            "progress": {"best": self.best, "recent": self.recent, "evaluation": self.evaluation},
+            "progress": {
+                "best": self.best,
+                "best_tie": self.best_tie,
+                "recent": self.recent,
+                "evaluation": self.evaluation,
+            },
         }
 
         def write() -> Path:
@@ -209,6 +225,13 @@ class _Progress:
                 raise UserError(f"{error}; the last good one is {self.saved}; try a lower learning rate") from error
 
         return self.processes.run_on_main(write)
+
+    def describe(self, quiet: bool) -> None:
+        """Log, and print unless quiet, what the learner says of itself."""
+        for line in self.learner.describe() if hasattr(self.learner, "describe") else ():
+            self.log.write(line)
+            if not quiet and self.processes.is_main:
+                print(line, file=sys.stderr)
 
     def print(self, text: str) -> None:
         """Write a line to training.log and to stderr."""
@@ -231,3 +254,7 @@ class _Progress:
     def fail(self, text: str) -> NoReturn:
         self.log.write(text)
         raise UserError(text)
+
+
+def _is_better(value: float, best: float, direction: str) -> bool:
+    return value > best if direction == "max" else value < best
