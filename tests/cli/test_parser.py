@@ -172,6 +172,14 @@ def test_train_trains_or_searches_as_the_file_says(monkeypatch: pytest.MonkeyPat
     assert got == {**expected, "quiet": True, "output": "out"}
 
 
+@pytest.mark.parametrize("module", ["train", "train_net"])
+def test_a_module_is_the_command_train(tmp_path: Path, module: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("task: clip\noutput: o\nphases: []\n")
+    done = subprocess.run([sys.executable, "-m", f"tokensieve.{module}", str(path)], capture_output=True, text=True)
+    assert done.returncode == 2 and f"{path}: line 3: phases: " in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "words, resume",
     [
