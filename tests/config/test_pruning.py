@@ -7,7 +7,9 @@ import itertools
 import pytest
 from pydantic import ValidationError
 
+from tests.support.original_pruning import ORIGINAL
 from tests.support.paths import ROOT
+from tokensieve import config, training
 from tokensieve.cli import main
 from tokensieve.config.model_shape import model_shape
 from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
@@ -132,3 +134,34 @@ def test_a_model_that_was_downloaded_is_known_by_its_configuration(tmp_path):
     (folder / "snapshots/abc/config.json").write_text('{"image_seq_length": 49, "text_config": {"num_hidden_layers": 4}}')
     assert model_shape("someone/llava", str(tmp_path)) == (49, 4)
     assert model_shape("someone/else", str(tmp_path)) is None and model_shape("no such folder/at/all") is None
+
+
+def test_the_original_file_lacks_its_data_and_is_told_what_to_paste(tmp_path, capsys):
+    path = tmp_path / "file.yaml"
+    path.write_text(ORIGINAL)
+    assert main(["train", str(path), "--output", str(tmp_path / "out")]) == 2
+    first, _, block = capsys.readouterr().err.partition("\n\n")
+    assert first == (
+        f"tokensieve: error: {path}: line 1: dataset_settings: missing; "
+        "paste the lines below and adapt them, or use --data embedded"
+    )
+    main(["validate", str(path)])
+    assert capsys.readouterr().out.endswith(block)
+    path.write_text(ORIGINAL + block)
+    made = config.load(path)
+    assert made.dataset_settings.name == "vqav2" and made.dataset_settings.val.limit == 2000
+    assert [key for key, _ in made.check_files()] == [
+        f"dataset_settings.{split}.{key}" for split in ("train", "val") for key in ("questions", "annotations", "images")
+    ]  # and nothing else is wrong
+
+
+def test_the_original_file_takes_the_embedded_questions(tmp_path, monkeypatch):
+    path, got = tmp_path / "file.yaml", []
+    path.write_text(ORIGINAL)
+    monkeypatch.setattr(training, "run", lambda file, overrides, **_: got.append(config.load(file, overrides)))
+    assert main(["train", str(path), "--data", "embedded", "--quiet"]) == 0
+    assert got[0].dataset_settings.name == "embedded" and not list(got[0].check_files())
+    assert got[0].method_settings.pruned(576) == (202, 142, 100)
+    path.write_text(SHIPPED)
+    main(["train", str(path), "--data", "embedded", "--quiet"])
+    assert got[1].dataset_settings.name == "embedded" and got[1].dataset_settings.train.questions is None

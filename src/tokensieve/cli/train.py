@@ -24,6 +24,11 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
         metavar="STEP",
         help="go on from the last checkpoint, or from that of a step (see keep_checkpoints in the file)",
     )
+    parser.add_argument(
+        "--data",
+        choices=["embedded"],
+        help="train on the embedded questions, whatever data the file names (two-stage VLM pruning)",
+    )
     parser.add_argument("--output", metavar="DIR", help="folder of the run (default: the one the file names)")
     parser.add_argument("--exp_name", metavar="NAME", help="the folder of this name in the one that the file names")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -33,6 +38,8 @@ def run_train(args: argparse.Namespace) -> None:
     from tokensieve import config
 
     path, overrides = _file_and_values(args)
+    if args.data is not None:
+        overrides = {"dataset_settings": f"{{name: {args.data}}}"} | overrides
     made = config.load(path, overrides)
     output = args.output
     if args.exp_name is not None:

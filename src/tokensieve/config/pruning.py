@@ -79,6 +79,20 @@ class Data(Section):
         return self
 
 
+QUESTIONS = """\
+dataset_settings:
+  name: vqav2                        # or gqa, jsonl (one JSON object a line), embedded (needs no files)
+  train:
+    questions: data/vqav2/v2_OpenEnded_mscoco_train2014_questions.json
+    annotations: data/vqav2/v2_mscoco_train2014_annotations.json
+    images: data/vqav2/train2014
+  val:
+    questions: data/vqav2/v2_OpenEnded_mscoco_val2014_questions.json
+    annotations: data/vqav2/v2_mscoco_val2014_annotations.json
+    images: data/vqav2/val2014
+    limit: 2000"""
+
+
 class LearningRate(Section):
     lr: Rate
 
@@ -328,6 +342,7 @@ class PruningTraining(Training):
     """For example configs/vision_token_pruning.yaml."""
 
     several_processes: ClassVar[bool] = True
+    examples: ClassVar[dict[str, str]] = {"dataset_settings": QUESTIONS}
 
     output: Path = Path("outputs")
     backbone_settings: Backbone = Backbone()

@@ -22,6 +22,8 @@ class Training(Section):
     """Whether it can be trained by several processes at once, each with a GPU."""
     output_key: ClassVar[str] = "output"
     """The key of the folder of a run."""
+    examples: ClassVar[dict[str, str]] = {}
+    """Lines for sections that a file has to have, to be pasted into one that lacks them."""
 
     manager_settings: Manager = Manager()
     search_settings: Search = Search()
