@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from tokensieve.config import pruning_space
 from tokensieve.config.model_shape import model_shape
 from tokensieve.config.schema import Training
 from tokensieve.config.section import Count, Fraction, KeepCheckpoints, Section
@@ -369,6 +370,10 @@ class PruningTraining(Training):
     @property
     def evaluate_every(self) -> int | None:
         return self.trainer_settings.dl_settings.evaluate_every
+
+    @classmethod
+    def default_space(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        return pruning_space.default_space(data)
 
     def check_files(self) -> Iterator[tuple[str, str]]:
         """Missing files, and settings that do not fit the model, as far as it is known without loading it."""
