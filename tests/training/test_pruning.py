@@ -72,6 +72,29 @@ def test_each_part_can_be_left_out(backbone, method, groups):
     assert measured["avg_merged_tokens"] == (25 if "token_merger" in groups else 49)
 
 
+def test_no_more_tokens_than_the_cap_enter_the_language_model(backbone):
+    """Without a merger they are merged by cover, also where a head prunes the first layer; a merger leaves no more."""
+    for method, plan, left in (
+        (
+            {"merger_type": "none", "pruning_layers": [0, 2], "max_vision_tokens": 30},
+            "cover@llm.0:30 + cross@llm.0,2",
+            [("llm.0", 30), ("llm.0", 15), ("llm.2", 6)],
+        ),
+        ({"max_vision_tokens": 20}, "merger@out + cross@llm.1,3", [("out", 20), ("llm.1", 15), ("llm.3", 6)]),
+        ({"max_vision_tokens": 60}, "merger@out + cross@llm.1,3", [("out", 25), ("llm.1", 15), ("llm.3", 6)]),
+    ):
+        made = learner(backbone, method=method | {"hard_share": 1.0})
+        assert str(made.plan) == plan
+        losses = made.step(0)
+        assert all(np.isfinite(value) for value in losses.values())
+        assert [(row.layer, row.tokens_out) for row in made.handle.ledger] == left
+        for group in made.parts.values():
+            assert all(p.grad is not None and p.grad.abs().max() > 0 for p in group.parameters())
+        with made.evaluator._evaluation_mode():
+            cost = made.evaluator.costs()
+        assert cost["avg_original_tokens"] == 49 and cost["tokens_cut_at_end"] == 1 - 6 / 49
+
+
 def test_the_critic_and_what_it_judges_are_moved_apart(backbone):
     """The adversarial loss moves merger and heads only, the critic's own losses the critic only."""
     made = learner(backbone)
@@ -485,13 +508,11 @@ def test_all_that_the_model_cannot_do_is_told_at_once(backbone):
             method={
                 "pruning_layers": [2, 4, 31],
                 "target_prune_tokens": [48, 20, 6],
-                "max_vision_tokens": 40,
             },
         )
     message = str(told.value)
     assert "[4, 31] beyond the language model's 4 layers; allowed are 0 to 3" in message
     assert "48 are more than the 25 tokens that arrive there" in message
-    assert "max_vision_tokens: 40" in message
     (told,) = Pruning(target_merge_tokens=77, pruning_layers=()).check_counts(49, 4)
     assert told == "target_merge_tokens: 77 are more than the 49 vision tokens of an image"
     (told,) = Pruning(merge_ratio=1.0, pruning_layers=()).check_counts(49, 4)

@@ -197,7 +197,8 @@ class Pruning(Section):
     disc_reinit_prob: Fraction = 0.01
     """Probability that a step starts with a new discriminator, so that it does not become too strong."""
     max_vision_tokens: Count | None = None
-    """A model with more vision tokens per image is refused before the training."""
+    """At most this many vision tokens of an image enter the language model: the merger leaves no more, and without a merger
+    `cover` merges them before the first layer."""
     image_max_size: Count | None = 1024
     """Images with a longer side are scaled down to this when they are read."""
 
@@ -227,7 +228,7 @@ class Pruning(Section):
         if any(b >= a >= 1 for a, b in itertools.pairwise(targets)):
             problems.append(f"target_prune_tokens: {list(targets)} do not descend, but tokens that are gone do not come back")
         if self.merger_type != "none" and self.target_merge_tokens and targets and not problems:
-            problems += self._check_pruned(2 * self.target_merge_tokens)  # the same whatever the model
+            problems += self._check_pruned(2 * self.target_merge_tokens)  # the same whatever the model has before
         if self.pruner_d_internal % self.pruner_num_heads:
             problems.append(
                 f"pruner_d_internal: {self.pruner_d_internal} cannot be divided among {self.pruner_num_heads} heads"
@@ -250,10 +251,9 @@ class Pruning(Section):
         return self
 
     def merged(self, n: int) -> int:
-        """Tokens after the merger, of n before it."""
-        if self.merger_type == "none":
-            return n
-        return self.target_merge_tokens or math.ceil(round(self.merge_ratio * n, 6))
+        """Tokens that enter the language model, of n before the merger."""
+        kept = self.target_merge_tokens or math.ceil(round(self.merge_ratio * n, 6))
+        return min(n if self.merger_type == "none" else kept, self.max_vision_tokens or n)
 
     def pruned(self, n: int) -> tuple[int, ...]:
         """Tokens left from each pruning layer on, of n before the merger.
@@ -284,6 +284,8 @@ class Pruning(Section):
         lines, merged = [], self.merged(n)
         if self.merger_type != "none":
             lines.append(f"token merger: {self.merger_type}, merge ratio {merged / n:.3g} ({n} -> {merged} tokens)")
+        elif merged < n:
+            lines.append(f"no token merger; max_vision_tokens: {n} -> {merged} tokens, by cover")
         if self.pruning_layers:
             counts = ", ".join(map(str, self.pruned(n)))
             lines.append(f"pruning layers: {list(self.pruning_layers)} ({merged} -> {counts} tokens), {self.pruner_type}")
@@ -309,16 +311,14 @@ class Pruning(Section):
                 "remove one of the two lines",
             ]
         before = self.merged(n)
-        if before > n:
-            problems.append(f"target_merge_tokens: {before} are more than the {n} vision tokens of an image")
-        if before == n and self.merger_type != "none":
+        if self.merger_type != "none" and target is not None and target > n:
+            problems.append(f"target_merge_tokens: {target} are more than the {n} vision tokens of an image")
+        elif before == n and self.merger_type != "none":
             key = "merge_ratio" if target is None else "target_merge_tokens"
             problems.append(
                 f"{key}: leaves all {n} vision tokens, so there is nothing to merge; give less, or merger_type: none"
             )
         problems += self._check_pruned(n)
-        if self.max_vision_tokens is not None and n > self.max_vision_tokens:
-            problems.append(f"max_vision_tokens: {self.max_vision_tokens}, but the model makes {n} of every image")
         return problems
 
     def _check_pruned(self, n: int) -> Iterator[str]:

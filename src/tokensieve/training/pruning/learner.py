@@ -106,7 +106,8 @@ class PruningLearner:
         self._batches: Iterator[tuple[Batch | None, list[str]]] | None = None
 
     def _plan(self) -> str:
-        steps = ["merger@out"] if "merger" in self.parts else []
+        n, entering = self.vision_tokens, self.pruning.merged(self.vision_tokens)
+        steps = ["merger@out"] if "merger" in self.parts else [f"cover@llm.0:{entering}"] if entering < n else []
         if "cross" in self.parts:
             rest = "" if self.pruning.prune_rest == "drop" else f"(rest={self.pruning.prune_rest})"
             steps.append("cross@llm." + ",".join(map(str, self.pruning.pruning_layers)) + rest)
