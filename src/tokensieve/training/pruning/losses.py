@@ -38,7 +38,8 @@ def count_losses(handle: Handle, heads: Any) -> dict[str, Tensor]:
     kept: Any = 1.0  # (B, N), the probability that a token is still there
     distances: list[Tensor] = []
     for position, reduction in (*handle.stages, *handle.soft):
-        assert reduction.scores is not None
+        if reduction.scores is None:  # a cap on the tokens, which is not trained
+            continue
         if position == "out":
             losses["merge_sparsity_loss"] = merger.sparsity(reduction.scores, reduction.k)
             continue
