@@ -182,7 +182,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 
 
 def test_a_full_disk_is_told(tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError("no space left")
 
     monkeypatch.setattr(checkpoint, "save", full)
