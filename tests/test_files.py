@@ -1,8 +1,10 @@
 """Files are written whole or not at all; what is replaced is kept; templates and names."""
 
 import json
+import multiprocessing
 import os
 import stat
+import time
 
 import pytest
 
@@ -64,3 +66,26 @@ def test_whether_a_file_can_be_written_is_known_before(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         files.check_writable(tmp_path / "file" / "x.json")
+
+
+def test_a_folder_is_locked_by_one_process_and_free_when_it_dies(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    held = fork.Event()
+
+    def hold():
+        files.FolderLock(tmp_path / "run", "a training").acquire()
+        held.set()
+        time.sleep(600)
+
+    child = fork.Process(target=hold)
+    child.start()
+    try:
+        assert held.wait(60)
+        with pytest.raises(UserError, match=rf"a training already runs in {tmp_path}/run \(process {child.pid} on "):
+            files.FolderLock(tmp_path / "run", "a training").acquire()
+    finally:
+        child.kill()
+        child.join()
+    lock = files.FolderLock(tmp_path / "run", "a training")
+    lock.acquire()  # the lock of a dead process
+    lock.release()

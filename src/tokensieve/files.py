@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -104,3 +106,44 @@ def back_up(path: Path) -> Path:
     os.rename(path, aside)
     print(f"tokensieve: {path} had other content; kept as {aside}", file=sys.stderr)
     return aside
+
+
+class FolderLock:
+    """One process at a time works in a folder. The lock of a process that died is free: the system releases it.
+
+    (A record lock, not flock: processes that are forked while it is held do not hold it.)
+    """
+
+    def __init__(self, folder: Path, what: str) -> None:
+        self.path, self.what = folder / ".lock", what
+        self.descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """A UserError that names the process which holds it."""
+        try:
+            import fcntl
+        except ImportError:  # Windows has no such locks
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise UserError(f"cannot write {self.path.parent}: {error.strerror}. Give another folder with --output.") from None
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                return  # a file system without locks
+            raise UserError(
+                f"{self.what} already runs in {self.path.parent} ({holder}); wait for it, or give another folder with --output"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        self.descriptor = descriptor
+
+    def release(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None

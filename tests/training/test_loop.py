@@ -27,6 +27,7 @@ from tests.support.processes import Started, free_port, start_two, two_processes
 from tests.support.pruning_worker import settings
 from tests.support.states import same
 from tokensieve import UserError, training
+from tokensieve.files import FolderLock
 from tokensieve.training import checkpoint, loop
 
 FORK = multiprocessing.get_context("fork")
@@ -443,6 +444,28 @@ def test_fewer_processes_than_were_started_is_an_error(monkeypatch, tmp_path):
     with pytest.raises(UserError, match="started 2 processes, but they run as 1; use torchrun --nproc_per_node 2 -m"):
         loop.train(Stub([1.0], accelerator=alone), tmp_path, steps=1, checkpoint_every=1, quiet=True)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_training_in_the_same_folder_is_refused(tmp_path, backbone):
+    path = tmp_path / "pruning.yaml"
+    path.write_text(yaml.safe_dump(settings(backbone)))
+    held = FORK.Event()
+
+    def hold() -> None:
+        FolderLock(tmp_path / "run", "a training").acquire()
+        held.set()
+        time.sleep(600)
+
+    other = FORK.Process(target=hold)
+    other.start()
+    try:
+        assert held.wait(60)
+        with pytest.raises(UserError, match=rf"a training already runs in {tmp_path}/run \(process {other.pid} "):
+            training.run(path, output=tmp_path / "run", quiet=True)
+    finally:
+        other.kill()
+        other.join()
+    assert [file.name for file in (tmp_path / "run").iterdir()] == [".lock"]
 
 
 # ------------------------------------------------------------------------------------------------------- real launchers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tokensieve import config, training
+from tokensieve import config, files, training
 from tokensieve.errors import UserError
 from tokensieve.search import results
 from tokensieve.search.workers import Searching
@@ -24,12 +24,15 @@ def run(path: str | Path, output: str | Path | None = None, quiet: bool = False)
         searching.print("this is a search: search_settings.enable: true overrides manager_settings.mode: single")
     elif mode == "optuna" and not enable and "enable" in searching.search.model_fields_set:
         searching.print("this is a search: manager_settings.mode: optuna overrides search_settings.enable: false")
+    lock = files.FolderLock(folder, "a search")
+    lock.acquire()
     try:
         searching.run()
     except (KeyboardInterrupt, SystemExit):
         searching.print(f"stopped; run the same command again to continue the study in {folder}")
         raise
     finally:
+        lock.release()
         any_complete = results.write(searching.study, searching.data, searching.search, searching.schema.output_key, folder)
     if not any_complete:
         raise UserError(f"no trial was completed; see {folder / 'trials.csv'} for the reasons")

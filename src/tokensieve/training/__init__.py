@@ -84,25 +84,30 @@ def _train(
 
     processes = start.processes(learner)
     keep = learner_or_config("keep_checkpoints") or checkpoint.KEPT
-    evaluation = loop.train(
-        learner,
-        folder,
-        steps=learner_or_config("steps"),
-        checkpoint_every=learner_or_config("checkpoint_every"),
-        evaluate_every=learner_or_config("evaluate_every"),
-        resume=resume,
-        keep_checkpoints=None if keep == "all" else keep,
-        parts=partial(resolve(spec.parts), learner) if spec.parts else None,
-        quiet=quiet,
-        report=report,
-    )
+    lock = files.FolderLock(folder, "a training")
+    processes.run_on_main(lock.acquire)
+    try:
+        evaluation = loop.train(
+            learner,
+            folder,
+            steps=learner_or_config("steps"),
+            checkpoint_every=learner_or_config("checkpoint_every"),
+            evaluate_every=learner_or_config("evaluate_every"),
+            resume=resume,
+            keep_checkpoints=None if keep == "all" else keep,
+            parts=partial(resolve(spec.parts), learner) if spec.parts else None,
+            quiet=quiet,
+            report=report,
+        )
 
-    def write() -> Any:
-        if evaluation is not None:
-            files.write_json(folder / "result.json", evaluation)
-        return resolve(spec.export)(learner, folder)
+        def write() -> Any:
+            if evaluation is not None:
+                files.write_json(folder / "result.json", evaluation)
+            return resolve(spec.export)(learner, folder)
 
-    card = processes.run_on_main(write)
+        card = processes.run_on_main(write)
+    finally:
+        lock.release()
     if processes.is_main and not quiet:
         for split, measured in card.get("accuracy", {}).items():
             print(split, *(f"{name} {value}" for name, value in measured.items()))
