@@ -4,9 +4,10 @@
     python benchmarks/ablation.py --model CLIP_FOLDER --model_type hf --dataset wds/photos --dataset_root PHOTOS \\
         --load_clfs CLASSIFIER --keep 60 32 16 --norms 0 2 --output benchmarks/results/ablation_clip.json
 
-All variants cut at the same place. The blocks before the one that precedes the cut run once, and their output is replayed for
-every variant. Each row has top-1 accuracy and 1 - cos, the distance to the full model's feature, with what is lost against the
-full model and the standard errors over images (of accuracy: of the paired difference).
+All variants cut at the same place. The blocks before the cut run once, and their output is replayed for every variant (for
+`anchor`, which needs attention, without the last of them). Each row has top-1 accuracy and 1 - cos, the distance to the full
+model's feature, with what is lost against the full model and the standard errors over images (of accuracy: of the paired
+difference).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def variants(place: int, keeps: list[int], norms: list[float]) -> Iterator[tuple
 
 
 class Prefix:
-    """The output of the blocks before the last one ahead of the cut: recorded once for each batch, then replayed."""
+    """The output of the first blocks: recorded once for each batch, then replayed."""
 
     def __init__(self, blocks: list[nn.Module]) -> None:
         self.blocks = blocks
@@ -110,19 +111,20 @@ def main() -> None:
     model = problem.model
     tower = open_tower(model)
     place = args.place or tower.depth // 2
-    prefix = Prefix([block.module for block in tower.blocks[: place - 1]])
+    blocks = [block.module for block in tower.blocks[:place]]
+    whole, open_prefix = Prefix(blocks), Prefix(blocks[:-1])
 
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with prefix.recorded():
-            full = torch.cat([problem.encode(images) for images in problem.batches])
+        with whole.recorded(), open_prefix.recorded():
+            full = torch.cat([problem.encode(batch.images) for batch in problem.batches])
         full_right = problem.right(full)
         rows: list[dict[str, Any]] = []
         for seeds, rest, norm, keep, plan in tqdm(list(variants(place, args.keep, args.norms))):
-            parts = []
-            for number, images in enumerate(problem.batches):
-                with prefix.replayed(number), tokensieve.apply(model, plan):
-                    parts.append(problem.encode(images))
+            parts, prefix = [], open_prefix if seeds == "anchor" else whole
+            for number, batch in enumerate(problem.batches):
+                with prefix.replayed(number), tokensieve.apply(model, plan) as handle, handle.call(samples=batch.samples):
+                    parts.append(problem.encode(batch.images))
             features = torch.cat(parts)
             lost, distance = full_right - problem.right(features), 1 - (features * full).sum(1).double()
             n = math.sqrt(len(problem.targets))
