@@ -24,6 +24,7 @@ from tokensieve.cutting.handle import apply
 from tokensieve.embedded.people import dataset
 from tokensieve.evaluation import planned_model
 from tokensieve.plan import Plan
+from tokensieve.plan.mixes import MIXES
 from tokensieve.reid import data as reid_data
 from tokensieve.reid import layouts, loading
 from tokensieve.reid.build import build
@@ -326,6 +327,22 @@ def test_plans_that_a_model_is_compared_under() -> None:
     assert len(remarks) == 1 and remarks[0].startswith("anchor@out:7 is not compared: ")
     assert [str(plan) for plan in default_plans(make("random@out:7"))[0]].count("random@out:7") == 1
     assert Plan.parse("anchor@out:7") in default_plans(make())[0]
+
+
+@pytest.mark.parametrize(("name", "grid"), [("2x", (7, 3)), ("3x", (6, 3))])
+def test_named_mixes_fit_a_re_identification_model(name: str, grid: tuple[int, int]) -> None:
+    """Every modality is resized and merged after half the depth; without the plan the features are as before."""
+    made = make("none")
+    inputs = {modality: torch.rand(2, 3, 64, 32) for modality in ("RGB", "NI", "TI")} | {"cameras": torch.tensor([0, 1])}
+    with torch.inference_mode():
+        before = made.encode(inputs)
+        with apply(made, name) as sieve:
+            assert str(sieve.plan) == MIXES[name] and not torch.equal(made.encode(inputs), before)
+            image, cut = sieve.ledger
+        assert torch.equal(made.encode(inputs), before)
+    tokens, share = grid[0] * grid[1], {"2x": 0.36, "3x": 0.32}[name]
+    assert (image.layer, image.tokens_in, image.tokens_out) == ("image", 32, tokens)
+    assert (cut.layer, cut.tokens_in, cut.tokens_out) == ("1", tokens, round(share * tokens))
 
 
 def test_every_combination_is_compared_once() -> None:
