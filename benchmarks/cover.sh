@@ -7,14 +7,9 @@ cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 out=benchmarks/results
 eval=(.venv/bin/tokensieve eval --num_workers 0)
-merged=()
-for k in 60 16; do
-  merged+=("cover:$k" "cover:$k(norm=0)" "anchor:$k(k=$k,rest=merge)" "grid:$k(rest=merge)" "random:$k(rest=merge)")
-done
-
 if [ $# -eq 3 ]; then
   clip=(--model "$1" --model_type hf --dataset wds/photos --dataset_root "$2" --load_clfs "$3")
-  .venv/bin/python benchmarks/ablation.py "${clip[@]}" --every 2 --keep 60 32 16 --norms 0 2 --output $out/ablation_clip.json
+  .venv/bin/python benchmarks/ablation.py "${clip[@]}" --output $out/ablation_clip.json
 fi
 .venv/bin/python benchmarks/ablation.py --split val --limit 800 --output $out/ablation_val.json
 for place in 2 6; do
@@ -23,12 +18,18 @@ for place in 2 6; do
 done
 .venv/bin/python benchmarks/ablation.py --limit 800 --keep 60 32 16 --norms 0 2 --output $out/ablation_test.json
 
-"${eval[@]}" --dataset embedded-heldout --limit 1000 --plan none --compare "${merged[@]}" --output "$out/cover-heldout_{plan}.json"
-"${eval[@]}" --dataset embedded-captions --limit 1000 --plan none --compare "${merged[@]}" --output "$out/cover-retrieval_{plan}.json"
-"${eval[@]}" --task linear_probe --fewshot_k 8 --limit 1000 --plan none --compare cover:60 cover:16 "anchor:16(k=16,rest=merge)" \
-  "grid:16(rest=merge)" --feature_root "${TMPDIR:-/tmp}/features" --output "$out/cover-probe_{plan}.json"
-"${eval[@]}" --task captioning --dataset embedded-captions --limit 150 --model sieve-coca-8 --pretrained captions-v1 --plan none \
-  --compare cover:60 cover:16 "anchor:16(k=16,rest=merge)" "grid:16(rest=merge)" --output "$out/cover-captions_{plan}.json"
+tasks=(.venv/bin/python benchmarks/ablation_tasks.py --num_workers 0 --norms 0 2)
+"${tasks[@]}" --place 4 --metric acc1 --dataset embedded-heldout --limit 1000 --output $out/ablation_heldout.json
+"${tasks[@]}" --place 4 --metric image_retrieval_recall@5 --dataset embedded-captions --limit 1000 --output $out/ablation_retrieval.json
+"${tasks[@]}" --place 4 --metric lp_acc1 --task linear_probe --fewshot_k 8 --limit 1000 --feature_root "$(mktemp -d)" \
+  --output $out/ablation_probe.json
+"${tasks[@]}" --place 4 --metric CIDEr --task captioning --dataset embedded-captions --limit 150 --model sieve-coca-8 \
+  --pretrained captions-v1 --output $out/ablation_captions.json
+"${tasks[@]}" --place out llm.0 llm.3 --metric vqa_score --task vqa --dataset embedded-questions --limit 400 --max_new_tokens 4 \
+  --batch_size 50 --output $out/ablation_vqa.json
+"${tasks[@]}" --place 3 --keep 26 13 --metric mAP --task reid --model sieve-reid-6 --modalities RGB,NI,TI \
+  --output $out/ablation_reid.json
+
 questions=()
 for place in out llm.0 llm.3; do
   questions+=("cover@$place:40" "cover@$place:16" "cover@$place:16(norm=0)" "cover@$place:16(sizes=no)" "grid@$place:16(rest=merge)"

@@ -48,17 +48,17 @@ def main() -> None:
         warnings.simplefilter("ignore")
         for handle in handles:  # warm-up
             with handle:
-                problem.encode(problem.batches[0])
-        for turn, images in enumerate(tqdm(problem.batches)):
+                problem.encode(problem.batches[0].images)
+        for turn, batch in enumerate(tqdm(problem.batches)):
             for number in [(turn + i) % len(handles) for i in range(len(handles))]:
-                with handles[number] as handle:
+                with handles[number] as handle, handle.call(samples=batch.samples):
                     started = time.process_time()
-                    features[number].append(problem.encode(images))
+                    features[number].append(problem.encode(batch.images))
                     seconds[number].append(time.process_time() - started)
         costs, tokens = [], []
         for handle in handles:
             with handle:
-                costs.append(gflops(lambda: problem.encode(problem.batches[0][:1])))
+                costs.append(gflops(lambda: problem.encode(problem.batches[0].images[:1])))
                 tokens.append([(row.layer, row.tokens_in, row.tokens_out) for row in handle.ledger])
     whole = [torch.cat(part) for part in features]
     hits = [problem.right(part) for part in whole]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokensieve import embedded
 from tokensieve.data import registry as data_registry
+from tokensieve.data.source import Batch
 from tokensieve.models import loading
 from tokensieve.models.features import encode_image
 from tokensieve.tasks.zeroshot_classification.classifier import load_classifiers, zero_shot_classifier
@@ -25,7 +26,7 @@ class Problem:
 
     name: str  # of the model
     model: Any
-    batches: list[Tensor]  # images (B, 3, h, w)
+    batches: list[Batch]  # images (B, 3, h, w), and the number of each within the data, by which `random` chooses
     targets: Tensor  # (N,)
     classifier: Tensor  # (E, C)
 
@@ -65,4 +66,4 @@ def load_problem(args: argparse.Namespace) -> Problem:
     )
     batches = [batch for number, batch in enumerate(source.loader(args.batch_size, 0)) if number % args.every == 0]
     targets = torch.cat([batch.targets for batch in batches])
-    return Problem(Path(args.model).name, model, [batch.images for batch in batches], targets, classifier)
+    return Problem(Path(args.model).name, model, batches, targets, classifier)

@@ -39,7 +39,7 @@ def main() -> None:
         right: list[list[torch.Tensor]] = [[], []]
         for batch in tqdm(source.loader(64, 2), total=math.ceil(len(source) / 64)):
             for which, plan in enumerate(args.plans):
-                with tokensieve.apply(loaded.model, plan):
+                with tokensieve.apply(loaded.model, plan) as handle, handle.call(samples=batch.samples):
                     features = F.normalize(loaded.model.encode_image(batch.images), dim=-1)
                 right[which].append((features @ classifier).argmax(1) == batch.targets)
     one, two = (torch.cat(hits).double() for hits in right)

@@ -485,21 +485,42 @@ def cover_reid() -> str:
     return _losses("cover-reid_*.json", "mAP")
 
 
-def cover_tasks() -> str:
-    """cover on the other tasks of the embedded CLIP and CoCa."""
-    columns = {
-        "cover-heldout": ("acc1", "held-out pairs acc1"),
-        "cover-retrieval": ("image_retrieval_recall@5", "image recall@5"),
-        "cover-probe": ("lp_acc1", "linear probe acc1"),
-        "cover-captions": ("CIDEr", "captions CIDEr"),
-    }
-    found = {name: {row["reduction"]["plan"]: row for row in read(f"{name}_*.json")} for name in columns}
-    plans = sorted(found["cover-heldout"], key=lambda plan: (plan != "none", plan))
-    rows = []
-    for plan in plans:
-        cells = [score(found[name][plan], metric) if plan in found[name] else "" for name, (metric, _) in columns.items()]
-        rows.append([f"`{plan}`", *cells])
-    return table(["plan", *(f"{title}{unit(metric)}" for metric, title in columns.values())], rows)
+def _task_ablation(columns: dict[tuple[str, str], str]) -> str:
+    """columns: result file and place of the cut: heading."""
+    found = {file: read(f"ablation_{file}.json")[0] for file in dict.fromkeys(file for file, _ in columns)}
+    head, lines = ["lost"], {}
+    for (file, place), title in columns.items():
+        of = found[file]
+        percent = is_percent(of["metric"], of["task"])
+        for keep in sorted({row["keep"] for row in of["rows"]}, reverse=True):
+            head.append(f"{title} ({number(of['metric'], of['full'])}), K = {keep}")
+            for row in (row for row in of["rows"] if (row["place"], row["keep"]) == (place, keep)):
+                what = row["rest"] if row["norm"] is None else f"{row['rest']}, norm={row['norm']:g}"
+                cell = _lost_points(row) if percent else f"{row['lost']:.2f} ± {row['lost_stderr']:.2f}"
+                lines.setdefault(f"{SEEDS[row['seeds']]}, {what}", []).append(cell)
+    return table(head, [[name, *cells] for name, cells in lines.items()])
+
+
+def ablation_tasks() -> str:
+    """What variants lose on the other tasks of the embedded CLIP and CoCa."""
+    return _task_ablation(
+        {
+            ("heldout", "4"): "held-out pairs",
+            ("retrieval", "4"): "recall@5",
+            ("probe", "4"): "linear probe",
+            ("captions", "4"): "CIDEr",
+        }
+    )
+
+
+def ablation_vqa() -> str:
+    """What variants lose in the embedded LLaVA, by place."""
+    return _task_ablation({("vqa", place): f"`@{place}`" for place in ("out", "llm.0", "llm.3")})
+
+
+def ablation_reid() -> str:
+    """What variants lose inside the embedded re-identification backbone."""
+    return _task_ablation({("reid", "3"): "mAP"})
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -513,7 +534,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "ablation_early": ablation_early,
     "ablation_late": ablation_late,
     "ablation_clip": ablation_clip,
-    "cover_tasks": cover_tasks,
+    "ablation_tasks": ablation_tasks,
+    "ablation_vqa": ablation_vqa,
+    "ablation_reid": ablation_reid,
     "cover_vqa": cover_vqa,
     "cover_reid": cover_reid,
     "reid": reid,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,11 +15,17 @@ from tokensieve import embedded
 from tokensieve.cli import parse
 from tokensieve.data.registry import dataset_names
 from tokensieve.errors import UserError
+from tokensieve.evaluation import run
 from tokensieve.evaluation.arguments import resolve_task_and_model_type
+from tokensieve.evaluation.jobs import Job
 from tokensieve.models import loading
 
 THEIRS = ("ViT-B-32-quickgelu", "laion400m_e32")
 OURS = (embedded.MODEL, embedded.PRETRAINED)
+EIGHT = [
+    *("none", "cover@2:56", "cover:32", "resize(size=80)"),
+    *("anchor(k=10,m=50,alpha=0.5)", "anchor:60(rest=merge)", "random:60", "grid:60"),
+]
 
 
 def resolved(*flags: str) -> tuple[list[str], list[tuple[str, str]]]:
@@ -123,3 +131,31 @@ def test_python_m_tokensieve_cli_eval_writes_the_result(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tokensieve.cli", "eval", *flags]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and "sieve-vit-8" in done.stdout and (tmp_path / "made.json").is_file(), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "plans", "limit"),
+    [
+        ("", EIGHT, 2000),
+        ("--limit 50", EIGHT, 50),
+        ("--split val --quiet", EIGHT, 2000),
+        ("--plan cover:32", ["cover:32"], None),
+        ("--enable_pruning", ["anchor(k=10,m=50,alpha=0.5)"], None),
+        ("--dataset embedded", ["none"], None),
+    ],
+)
+def test_the_bare_command_compares_eight_plans(
+    flags: str, plans: list[str], limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the first 2,000 images; with a plan or data of the user's, it is that alone."""
+    ran: list[tuple[list[str], int | None]] = []
+
+    def record(job: Job, loaded: object, args: argparse.Namespace, *rest: object) -> list[Path]:
+        ran.append(([str(plan) for plan in job.plans], args.limit))
+        return []
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "run_job", record)
+    monkeypatch.setattr(run.ModelCache, "get", lambda self, model, pretrained: SimpleNamespace(model=None, tokenizer=None))
+    run.run(parse(["eval", *flags.split()]))
+    assert ran == [(plans, limit)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,27 +10,15 @@ import torch
 from torch import Tensor
 
 import tokensieve
+from tests.support.cover_reference import slow_farthest_points, slow_merge
 from tests.support.rounding import assert_near
+from tests.support.vlm_models import IMAGE, llava, prompts
 from tokensieve import Plan, Reduction, UserError, View
 from tokensieve.core import MAX_NORM_RATIO
 from tokensieve.methods.cover import cover
 from tokensieve.methods.farthest_points import farthest_points
 from tokensieve.methods.registry import REGISTRY, get_method
 from tokensieve.testing import make_view
-
-
-def slow_merge(x: Tensor, groups: list[int], sizes: list[float], k: int, power: float) -> list[list[float]]:
-    """Output tokens of one image (N, D), by loops in float64."""
-    tokens, out = x.double().tolist(), []
-    for group in range(k):
-        members = [number for number, joined in enumerate(groups) if joined == group]
-        mass = sum(sizes[number] for number in members)
-        mean = [sum(sizes[number] * tokens[number][d] for number in members) / mass for d in range(x.shape[1])]
-        length = math.sqrt(sum(v * v for v in mean))
-        lengths = sum(sizes[number] * math.sqrt(sum(v * v for v in tokens[number])) for number in members) / mass
-        ratio = min(max(lengths / length if length else MAX_NORM_RATIO, 1.0), MAX_NORM_RATIO)
-        out.append([v * ratio**power for v in mean])
-    return out
 
 
 @pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 0.5])
@@ -48,6 +35,35 @@ def test_the_formula(k: int, power: float) -> None:
         expected = slow_merge(view.tokens[image], groups[image].tolist(), view.sizes[image].tolist(), k, power)
         assert_near(out[image], torch.tensor(expected, dtype=torch.float64), steps=200)
     assert torch.equal(reduction.sizes.sum(1), view.sizes.sum(1))
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_the_formula_inside_a_decoder(layer: int) -> None:
+    """What layer `layer` of a LLaVA gets: the text as it is, and the seeds' places with the merged vision tokens."""
+    model, batch, k = llava(), prompts(words=(5, 8)), 7
+    got: list[Tensor] = []
+    norm = model.model.language_model.layers[layer].input_layernorm
+    hook = norm.register_forward_pre_hook(lambda module, args: got.append(args[0]))
+    with torch.no_grad():
+        model(**batch)
+        with tokensieve.apply(model, f"cover@llm.{layer}:{k}") as handle:
+            model(**batch)
+            chosen, sizes = handle.kept, handle.stages[0][1].sizes
+    hook.remove()
+    stock, cut = got
+    assert chosen is not None and sizes is not None and cut.shape[1] == stock.shape[1] - (36 - k)
+    for prompt, tokens in enumerate(stock):
+        is_vision = batch["input_ids"][prompt] == IMAGE
+        vision = tokens[is_vision]  # (36, D)
+        seeds, groups, lead = slow_farthest_points(vision, k, 2.0)
+        assert lead > 1e-5 and chosen[prompt].tolist() == seeds
+        assert sizes[prompt].tolist() == [groups.count(group) for group in range(k)]
+        merged = torch.tensor(slow_merge(vision, groups, [1.0] * 36, k, 2.0), dtype=torch.float64)
+        expected = tokens.double()
+        expected[is_vision.nonzero().flatten()[seeds]] = merged
+        is_left = ~is_vision
+        is_left[is_vision.nonzero().flatten()[seeds]] = True
+        assert_near(cut[prompt], expected[is_left], steps=500)
 
 
 def test_repeated_cuts_are_the_formula() -> None:

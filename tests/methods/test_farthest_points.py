@@ -6,45 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.cover_reference import slow_farthest_points
 from tokensieve.methods import farthest_points as module
 from tokensieve.methods.farthest_points import farthest_points
-
-
-def slow(x: Tensor, k: int, clip: float, first: int | None = None) -> tuple[list[int], list[int], float]:
-    """Seeds in ascending order, groups, and the smallest lead of any decision over the next best, of one image (N, D)."""
-    tokens = x.double().tolist()
-    norms = [sum(v * v for v in token) ** 0.5 for token in tokens]
-    median = sorted(norms)[(len(norms) - 1) // 2]
-    clipped = []
-    for token, norm in zip(tokens, norms, strict=True):
-        factor = min(1.0, clip * median / norm) if median > 0 and norm > 0 else 1.0
-        clipped.append([factor * v for v in token])
-    mean = [sum(column) / len(clipped) for column in zip(*clipped, strict=True)]
-
-    def apart(a: list[float], b: list[float]) -> float:
-        return sum((p - q) ** 2 for p, q in zip(a, b, strict=True))
-
-    lead = float("inf")
-
-    def best(values: list[float], forbidden: list[int]) -> int:
-        nonlocal lead
-        order = sorted((i for i in range(len(values)) if i not in forbidden), key=lambda i: (-values[i], i))
-        if len(order) > 1:
-            lead = min(lead, (values[order[0]] - values[order[1]]) / (abs(values[order[0]]) + 1e-30))
-        return order[0]
-
-    seeds = [best([apart(token, mean) for token in clipped], []) if first is None else first]
-    while len(seeds) < k:
-        seeds.append(best([min(apart(token, clipped[seed]) for seed in seeds) for token in clipped], seeds))
-    seeds.sort()
-    groups = []
-    for number, token in enumerate(tokens):
-        cosines = [
-            sum(p * q for p, q in zip(token, tokens[seed], strict=True)) / (norms[seed] * norms[number] or 1.0)
-            for seed in seeds
-        ]
-        groups.append(seeds.index(number) if number in seeds else best(cosines, []))
-    return seeds, groups, lead
 
 
 def clustered(n: int, d: int, seed: int) -> Tensor:
@@ -62,7 +26,7 @@ def test_the_slow_loop(n: int, k: int, seed: int) -> None:
     index, groups = farthest_points(images, k, 2.0)
     decided = 0
     for image, found, joined in zip(images, index.tolist(), groups.tolist(), strict=True):
-        seeds, expected, lead = slow(image, k, 2.0)
+        seeds, expected, lead = slow_farthest_points(image, k, 2.0)
         if lead > 1e-5:  # else rounding to float32 may decide
             decided += 1
             assert found == seeds
@@ -78,7 +42,7 @@ def test_a_given_first_seed(limit: int, monkeypatch: pytest.MonkeyPatch) -> None
     index, groups = farthest_points(images, 6, 2.0, first)
     decided = 0
     for b in range(4):
-        seeds, expected, lead = slow(images[b], 6, 2.0, int(first[b]))
+        seeds, expected, lead = slow_farthest_points(images[b], 6, 2.0, int(first[b]))
         if lead > 1e-5:  # else rounding to float32 may decide
             decided += 1
             assert index[b].tolist() == seeds and int(first[b]) in seeds

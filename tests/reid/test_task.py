@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.paired import slow_loss
 from tests.support.processes import two_processes
 from tests.support.ranking_reference import slow_ranking
-from tests.support.reid_folders import write_msvr310, write_rgbnt100, write_rgbnt201
+from tests.support.reid_folders import picture, save, write_msvr310, write_rgbnt100, write_rgbnt201
 from tokensieve import embedded
 from tokensieve.cli import main
 from tokensieve.cutting.handle import apply
 from tokensieve.embedded.people import dataset
 from tokensieve.evaluation import planned_model
 from tokensieve.plan import Plan
+from tokensieve.plan.mixes import MIXES
 from tokensieve.reid import data as reid_data
 from tokensieve.reid import layouts, loading
 from tokensieve.reid.build import build
@@ -82,8 +84,8 @@ def run(model: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 load = cache(loading.load)
 
 
-def slow_numbers(model: str, root: Path, name: str, plan: str, modalities: tuple[str, ...]) -> tuple[float, float]:
-    """mAP and rank-1 by one batch of all, and loops."""
+def slow_queries(model: str, root: Path, name: str, plan: str, modalities: tuple[str, ...]) -> list[tuple[float, int, int]]:
+    """Of every query with a right answer: AP, place of the first one, identity; by one batch of all, and loops."""
     loaded, sides = load(model), []
     for split in ("query", "gallery"):
         data = reid_data.load(name, root, split)
@@ -95,8 +97,14 @@ def slow_numbers(model: str, root: Path, name: str, plan: str, modalities: tuple
         groups = [shot.camera if data.rule == "camera" else shot.scene for shot in data.shots]
         sides.append((features.tolist(), [shot.pid for shot in data.shots], groups))
     (queries, ids, groups), (gallery, gallery_ids, gallery_groups) = sides
-    found = [one for one in slow_ranking(queries, gallery, ids, gallery_ids, groups, gallery_groups) if one]
-    return sum(ap for ap, _ in found) / len(found), sum(first == 1 for _, first in found) / len(found)
+    found = slow_ranking(queries, gallery, ids, gallery_ids, groups, gallery_groups)
+    return [(*one, pid) for one, pid in zip(found, ids, strict=True) if one]
+
+
+def slow_numbers(model: str, root: Path, name: str, plan: str, modalities: tuple[str, ...]) -> tuple[float, float]:
+    """mAP and rank-1."""
+    found = slow_queries(model, root, name, plan, modalities)
+    return sum(ap for ap, _, _ in found) / len(found), sum(first == 1 for _, first, _ in found) / len(found)
 
 
 def unwrapped(text: str) -> str:
@@ -122,9 +130,7 @@ def test_by_default_a_model_is_compared_with_controls_by_every_combination(run: 
     assert about["rule"] == "same identity and camera excluded" and about["model_type"] == "reid"
     assert (about["n_queries"], about["n_gallery"], about["n_left_out"]) == (8, 8, 0) and about["samples"] == {"test": 8}
     assert about["modalities"] == [",".join(some) for some in ALL]
-    assert (
-        "mAP / rank-1 in percent, with these modalities alone" in done.out and "RGB+TI" in done.out and "objects/s" in done.out
-    )
+    assert "mAP / rank-1 in percent, with these modalities alone" in done.out and "RGB+TI" in done.out and "lost" in done.out
 
 
 def test_what_a_plan_costs_is_that_of_all_modalities(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +250,20 @@ def test_broken_images_and_queries_without_an_answer_are_counted(run: Run, tmp_p
     assert row["run"]["n_queries"] == 3 and row["metrics"]["mAP"] == 1.0
 
 
+def test_what_a_plan_loses_is_counted_query_by_query(run: Run, model: str, tmp_path: Path) -> None:
+    """Queries of one identity are not independent; those without a right answer do not count."""
+    folder = write_rgbnt201(tmp_path / "here" / "RGBNT201") / "test"
+    for number, modality in enumerate(layouts.MODALITIES):  # one camera alone saw identity 9
+        save(picture(9, 1, 0, number), folder / modality / "000009_cam1_0_00.jpg")
+    done = run("--dataset_root", tmp_path / "here", "--plan", "none", "--compare", "random@1:5", "--modalities", "RGB,TI", "NI")
+    assert done.by_plan["none"]["run"]["n_left_out"] == 1
+    full, plan = (slow_queries(model, tmp_path / "here", "RGBNT201", text, ("RGB", "TI")) for text in ("none", "random@1:5"))
+    lost, error = slow_loss([ap for ap, _, _ in full], [ap for ap, _, _ in plan], [pid for _, _, pid in full])
+    cut, metrics = done.by_plan["random@1:5"]["reduction"], [done.by_plan[text]["metrics"] for text in ("none", "random@1:5")]
+    assert (cut["lost"], cut["lost_stderr"]) == pytest.approx((lost, error), abs=1e-6) and lost != 0 and error > 0
+    assert cut["lost"] == pytest.approx(metrics[0]["mAP"] - metrics[1]["mAP"], abs=1e-12)
+
+
 def test_shots_that_are_left_out_count_as_broken(run: Run, tmp_path: Path) -> None:
     folder = write_rgbnt201(tmp_path / "here" / "RGBNT201") / "test"
     (folder / "NI" / "000007_cam1_0_00.jpg").unlink()
@@ -307,6 +327,22 @@ def test_plans_that_a_model_is_compared_under() -> None:
     assert len(remarks) == 1 and remarks[0].startswith("anchor@out:7 is not compared: ")
     assert [str(plan) for plan in default_plans(make("random@out:7"))[0]].count("random@out:7") == 1
     assert Plan.parse("anchor@out:7") in default_plans(make())[0]
+
+
+@pytest.mark.parametrize(("name", "grid"), [("2x", (7, 3)), ("3x", (6, 3))])
+def test_named_mixes_fit_a_re_identification_model(name: str, grid: tuple[int, int]) -> None:
+    """Every modality is resized and merged after half the depth; without the plan the features are as before."""
+    made = make("none")
+    inputs = {modality: torch.rand(2, 3, 64, 32) for modality in ("RGB", "NI", "TI")} | {"cameras": torch.tensor([0, 1])}
+    with torch.inference_mode():
+        before = made.encode(inputs)
+        with apply(made, name) as sieve:
+            assert str(sieve.plan) == MIXES[name] and not torch.equal(made.encode(inputs), before)
+            image, cut = sieve.ledger
+        assert torch.equal(made.encode(inputs), before)
+    tokens, share = grid[0] * grid[1], {"2x": 0.36, "3x": 0.32}[name]
+    assert (image.layer, image.tokens_in, image.tokens_out) == ("image", 32, tokens)
+    assert (cut.layer, cut.tokens_in, cut.tokens_out) == ("1", tokens, round(share * tokens))
 
 
 def test_every_combination_is_compared_once() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import shutil
 import subprocess
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,11 +15,12 @@ import pytest
 import torch
 
 from tests.support.caption_tasks import context_of, noise, run, run_shared, sentence, stock_generate, tiny_coca
+from tests.support.paired import assert_paired
 from tokensieve.cutting.handle import apply
 from tokensieve.errors import UserError
 from tokensieve.tasks.captioning import beam_search, metrics
 from tokensieve.tasks.captioning.beam_search import CaptionTokenizer, write
-from tokensieve.tasks.captioning.task import CaptioningTask
+from tokensieve.tasks.captioning.task import CaptioningTask, CaptionRecord
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java")
 
@@ -136,7 +139,8 @@ def test_numbers_are_clip_benchmarks(coca, monkeypatch):
 
 def test_shared_batches_give_the_captions_in_order(coca, monkeypatch):
     monkeypatch.setattr(metrics, "check_java", lambda: None)
-    monkeypatch.setattr(metrics, "score", lambda written, references, say: {"told": (written, references)})
+    told = lambda written, references, say: metrics.CaptionScores({"told": (written, references)}, [])  # noqa: E731
+    monkeypatch.setattr(metrics, "score", told)
     task = CaptioningTask(context_of(coca.model, coca.tokenizer))
     batches = captioned()
 
@@ -147,6 +151,56 @@ def test_shared_batches_give_the_captions_in_order(coca, monkeypatch):
     assert told == run_shared(task, batches, encode)
     assert told["told"][1] == [texts for _, batch in batches for texts in batch]
     assert task.metric == "CIDEr" and task.name == "captioning"
+
+
+def slow_cider(written, references):
+    """CIDEr-D of each image: clipped cosines of n-gram counts weighted by rarity, less where lengths differ."""
+
+    def grams(text, n):
+        words = text.split()
+        return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+    scores = []
+    for caption, captions in zip(written, references, strict=True):
+        total = 0.0
+        for n in (1, 2, 3, 4):
+            among = [{gram for text in texts for gram in grams(text, n)} for texts in references]
+
+            def weigh(text, n=n, among=among):
+                rarity = {
+                    g: math.log(len(references)) - math.log(max(1, sum(g in have for have in among))) for g in grams(text, n)
+                }
+                return {gram: count * rarity[gram] for gram, count in grams(text, n).items()}
+
+            mine = weigh(caption)
+            for text in captions:
+                theirs = weigh(text)
+                product = sum(min(value, theirs[gram]) * theirs[gram] for gram, value in mine.items() if gram in theirs)
+                lengths = math.sqrt(sum(v**2 for v in mine.values())) * math.sqrt(sum(v**2 for v in theirs.values()))
+                apart = len(caption.split()) - len(text.split())
+                total += (product / lengths if lengths else 0.0) * math.exp(-(apart**2) / (2 * 6**2)) / (4 * len(captions))
+        scores.append(10 * total)
+    return scores
+
+
+def test_what_a_plan_loses_is_cider_image_by_image(coca, monkeypatch):
+    def fails(gts, res):
+        raise metrics._LeftOut("no Java is needed here")
+
+    monkeypatch.setattr(metrics, "check_java", lambda: None)
+    monkeypatch.setattr(metrics, "_tokenize", lambda texts: list(texts))
+    monkeypatch.setattr(metrics, "_meteor", fails)
+    monkeypatch.setattr(metrics, "_spice", fails)
+    references = [[sentence(100 * i + j) for j in range(1 + i % 3)] for i in range(12)]
+    full = [" ".join([*texts[0].split()[1:], "dog"]) for texts in references]
+    plan = [sentence(i) if i % 3 else text for i, text in enumerate(full)]
+    records = tuple(
+        {"test": [CaptionRecord(written[:5], references[:5]), CaptionRecord(written[5:], references[5:])]}
+        for written in (full, plan)
+    )
+    task = CaptioningTask(context_of(coca.model, coca.tokenizer))
+    expected = tuple(slow_cider(written, references) for written in (full, plan))
+    assert_paired(task, records, expected, range(12))
 
 
 def test_a_model_that_does_not_write_is_told_which_do(tiny_clip):
@@ -182,7 +236,7 @@ def test_a_metric_that_fails_is_left_out_and_the_others_stay(monkeypatch):
     monkeypatch.setattr(metrics, "_meteor", fails)
     monkeypatch.setattr(metrics, "reachable", lambda *hosts: False)
     messages: list[str] = []
-    found = metrics.score(["a red dog", "a blue cat"], [["a red dog", "dog"], ["the blue cat"]], messages.append)
+    found, _ = metrics.score(["a red dog", "a blue cat"], [["a red dog", "dog"], ["the blue cat"]], messages.append)
     assert {"Bleu_4", "ROUGE_L", "CIDEr"} <= set(found) and not {"METEOR", "SPICE"} & set(found)
     assert messages[0] == "METEOR is left out: no wish to" and messages[1].startswith("SPICE")
 

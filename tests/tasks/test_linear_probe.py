@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.paired import assert_paired
 from tests.support.pictures import picture
 from tests.support.rounding import assert_near
 from tokensieve.data import registry as data_registry
@@ -270,6 +271,26 @@ def test_the_records_of_many_processes_give_the_same_numbers(context: Callable[.
                 )
         records[split] = [record for _, record in sorted(found, key=lambda pair: pair[0])]
     assert task.metrics(records) == expected
+
+
+def test_what_a_plan_loses_is_counted_image_by_image(
+    context: Callable[..., TaskContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer's outputs are given; it is trained once for each plan."""
+    task, trained = LinearProbeTask(context()), []
+    labels = torch.arange(40) % 7
+    draws = torch.Generator().manual_seed(0)
+    outputs = [torch.randn(40, 7, generator=draws) + 3 * (labels[:, None] == torch.arange(7)) * right for right in (1, 0.3)]
+    monkeypatch.setattr(Probe, "train", lambda self, data, decay: trained.append(data))
+    monkeypatch.setattr(Probe, "logits", lambda self, layer, features: outputs[len(trained) - 1])
+    record = Features(torch.randn(40, 4, generator=draws), labels)
+    records = ({"train": [record], "test": [record]}, {"train": [record], "test": [record]})
+    expected = tuple(
+        [float(row.index(max(row)) == label) for row, label in zip(logits.tolist(), labels.tolist(), strict=True)]
+        for logits in outputs
+    )
+    assert_paired(task, records, (expected[0], expected[1]), range(40))
+    assert len(trained) == 2
 
 
 # ------------------------------------------------------------------------------------------------------- kept features

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from clip_benchmark.metrics import zeroshot_retrieval
 
 from tests.support.caption_tasks import context_of, noise, run, run_shared, sentence
+from tests.support.paired import assert_paired
 from tokensieve.errors import UserError
 from tokensieve.tasks.zeroshot_retrieval import task as retrieval
-from tokensieve.tasks.zeroshot_retrieval.task import RetrievalTask, recalls
+from tokensieve.tasks.zeroshot_retrieval.task import RetrievalTask, find_hits, recalls
 
 KS = [1, 3, 5]
 
@@ -77,7 +78,7 @@ def test_recall_by_sorting_everything_whatever_the_blocks(monkeypatch, held):
     monkeypatch.setattr(retrieval, "_SCORES", held)
     images, texts = F.normalize(noise(0, 20, 6), dim=1), F.normalize(noise(1, 45, 6), dim=1)
     owner = torch.cat([torch.arange(20), torch.arange(20), torch.arange(5)]).sort().values
-    found = recalls(images, texts, owner, [1, 2, 7])
+    found = recalls(find_hits(images, texts, owner, [1, 2, 7]))
     for k in (1, 2, 7):
         of_text, of_image = [], []
         for j, text in enumerate(texts):
@@ -95,10 +96,25 @@ def test_recall_by_sorting_everything_whatever_the_blocks(monkeypatch, held):
 def test_captions_of_one_image_are_no_independent_evidence():
     images, texts = F.normalize(noise(0, 30, 6), dim=1), F.normalize(noise(1, 30, 6), dim=1)
     owner = torch.arange(30)
-    once = recalls(images, texts, owner, [5])
-    thrice = recalls(images, texts.repeat_interleave(3, 0), owner.repeat_interleave(3), [5])
+    once = recalls(find_hits(images, texts, owner, [5]))
+    thrice = recalls(find_hits(images, texts.repeat_interleave(3, 0), owner.repeat_interleave(3), [5]))
     for name in ("image_retrieval_recall@5", "image_retrieval_recall@5_stderr"):
         assert thrice[name] == pytest.approx(once[name])
+
+
+def test_what_a_plan_loses_is_counted_caption_by_caption(tiny_clip):
+    model, _, tokenizer = tiny_clip.make()
+    task, batches = RetrievalTask(context_of(model, tokenizer, recall_k=[5, 1])), captioned()
+    encoders = [model.encode_image, lambda images: model.encode_image(images.flip(-1))]
+    made = [task.batch("test", images, texts, encoders) for images, texts in batches]
+    records = tuple({"test": [batch[plan] for batch in made]} for plan in (0, 1))
+    owner = [number for number, captions in enumerate(text for _, texts in batches for text in texts) for _ in captions]
+    expected = []
+    for plan in (0, 1):
+        images, texts = (torch.cat([getattr(batch[plan], name) for batch in made]).double() for name in ("images", "texts"))
+        ranked = [sorted(range(len(images)), key=lambda i, text=text: -float(text @ images[i])) for text in texts]
+        expected.append([float(mine in nearest[:5]) for mine, nearest in zip(owner, ranked, strict=True)])
+    assert_paired(task, records, tuple(expected), owner)
 
 
 def test_a_k_that_is_too_large_is_told_at_once_or_at_the_end(tiny_clip):

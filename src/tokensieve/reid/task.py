@@ -35,7 +35,7 @@ from tokensieve.reid.data import ReidData
 from tokensieve.reid.loading import LoadedReid
 from tokensieve.reid.model import BRANCHES, ReidModel, Settings, check_cameras
 from tokensieve.reid.ranking import Ranking, rank
-from tokensieve.tasks.base import Encode, Record, Task, TaskContext
+from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, once_per_plan
 
 NAME = "reid"
 CONTROLS = ("random", "grid", "anchor")
@@ -79,7 +79,6 @@ class ReidTask(Task):
         if [shot.name for shot in self.query.shots] == [shot.name for shot in self.gallery.shots]:
             made = {"test": self.gallery}  # the same shots: read and encoded once
         self.data = list(made.values())
-        self._ranked: tuple[Any, dict[str, Ranking], int] | None = None  # of the records that were ranked last
         self._sources = {name: self._source(data) for name, data in made.items()}
 
     def _load(self, split: str) -> ReidData:
@@ -153,6 +152,12 @@ class ReidTask(Task):
             numbers |= {f"mAP_{name}": rankings[name].mean_ap, f"rank_1_{name}": rankings[name].cmc(1)}
         return numbers
 
+    def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
+        """Average precision of every query that has a right answer, by the headline. Those of one identity belong together."""
+        ranking = self._rankings(records)[0][combination_name(self.headline)]
+        ids = torch.cat([batch.ids for batch in records["test" if "test" in records else "query"]])
+        return SampleScores(ranking.ap[ranking.counted], ids[ranking.counted].unique(return_inverse=True)[1])
+
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
         plans, numbers = [row["reduction"]["plan"] for row in rows], [row["metrics"] for row in rows]
         shown = {"mAP": "mAP", "rank_1": "rank-1", "rank_5": "rank-5", "rank_10": "rank-10"}
@@ -168,27 +173,26 @@ class ReidTask(Task):
             lines.append([name, *(f"{100 * ap:.1f} / {100 * first:.1f}" for ap, first in pairs)])
         tables.print_grid("mAP / rank-1 in percent, with these modalities alone", ["modalities", *plans], lines)
 
+    @once_per_plan
     def _rankings(self, records: dict[str, list[Record]]) -> tuple[dict[str, Ranking], int]:
         """By combination, and of the headline by branch, how well the queries were answered; and how large the gallery is."""
-        if self._ranked is None or self._ranked[0] is not records:
-            names = ("test", "test") if "test" in records else ("query", "gallery")
-            query, gallery = (records[name] for name in names)
-            about: dict[str, Any] = {
-                "query_ids": torch.cat([batch.ids for batch in query]),
-                "gallery_ids": torch.cat([batch.ids for batch in gallery]),
-                "query_groups": torch.cat([batch.groups for batch in query]),
-                "gallery_groups": torch.cat([batch.groups for batch in gallery]),
-            }
-            made = {}
-            for name in map(combination_name, self.combinations):  # one at a time is put together
-                far = torch.cat([batch.features[name] for batch in gallery])
-                near = far if query is gallery else torch.cat([batch.features[name] for batch in query])
-                made[name] = rank(near, far, **about)
-                if name == combination_name(self.headline):
-                    for branch, part in branches_of(self.context.loaded.model, far.shape[1]).items():
-                        made[branch] = rank(near[:, part], far[:, part], **about)
-            self._ranked = (records, made, len(about["gallery_ids"]))
-        return self._ranked[1:]
+        names = ("test", "test") if "test" in records else ("query", "gallery")
+        query, gallery = (records[name] for name in names)
+        about: dict[str, Any] = {
+            "query_ids": torch.cat([batch.ids for batch in query]),
+            "gallery_ids": torch.cat([batch.ids for batch in gallery]),
+            "query_groups": torch.cat([batch.groups for batch in query]),
+            "gallery_groups": torch.cat([batch.groups for batch in gallery]),
+        }
+        made = {}
+        for name in map(combination_name, self.combinations):  # one at a time is put together
+            far = torch.cat([batch.features[name] for batch in gallery])
+            near = far if query is gallery else torch.cat([batch.features[name] for batch in query])
+            made[name] = rank(near, far, **about)
+            if name == combination_name(self.headline):
+                for branch, part in branches_of(self.context.loaded.model, far.shape[1]).items():
+                    made[branch] = rank(near[:, part], far[:, part], **about)
+        return made, len(about["gallery_ids"])
 
 
 def select_modalities(features: Tensor, model: ReidModel, modalities: Combination) -> Tensor:

@@ -10,7 +10,8 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +23,31 @@ from tokensieve.models.registry import open_tower
 
 # images (B,3,h,w) -> features (B,E) under one plan, or what the task's `run` returns; timed=False leaves it out of the times
 Encode = Callable[..., Any]
+Made = TypeVar("Made")
 Record = Any  # what is kept of one batch under one plan: CPU tensors and plain values, small
 
 
+def once_per_plan(compute: Callable[[Any, dict[str, list[Record]]], Made]) -> Callable[[Any, dict[str, list[Record]]], Made]:
+    """A method of a task that maps the records of a plan to something. The last result is kept for further calls with them,
+    so that `metrics` and `sample_scores` share long work.
+    """
+    name = f"_kept_{compute.__name__}"
+
+    @wraps(compute)
+    def method(self: Any, records: dict[str, list[Record]]) -> Made:
+        kept: tuple[Any, Made] | None = self.__dict__.get(name)
+        if kept is None or kept[0] is not records:
+            kept = self.__dict__[name] = (records, compute(self, records))
+        return kept[1]
+
+    return method
+
+
 class SampleScores(NamedTuple):
-    """The main metric of each sample."""
+    """The main metric of each sample, the same samples under every plan. Its mean is the metric."""
 
     values: Tensor  # (n,), in the order of the data
-    groups: Tensor  # (n,), samples of one group are not independent of each other
+    groups: Tensor  # (n,) int64 from 0, samples of one group are not independent of each other
 
 
 @dataclass

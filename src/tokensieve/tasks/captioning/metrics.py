@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,15 @@ def check_java() -> None:
         )
 
 
-def score(written: Sequence[str], references: Sequence[Sequence[str]], warn: Callable[[str], None]) -> dict[str, float]:
-    """Every metric with its standard error, of one caption for each image; `warn` gets a message for each one left out.
+class CaptionScores(NamedTuple):
+    """Metrics with their standard errors, and CIDEr of each image, whose mean is CIDEr."""
+
+    metrics: dict[str, float]
+    cider: list[float]
+
+
+def score(written: Sequence[str], references: Sequence[Sequence[str]], warn: Callable[[str], None]) -> CaptionScores:
+    """Every metric of one caption for each image; `warn` gets a message for each one left out.
 
     BLEU is of all captions together: its standard error is that of sets of images drawn with replacement. METEOR's is that of
     the mean over images, though METEOR itself is of all images together.
@@ -54,7 +61,8 @@ def score(written: Sequence[str], references: Sequence[Sequence[str]], warn: Cal
     if not any(text for captions in gts.values() for text in captions):
         raise UserError("no reference caption holds a word, so captions cannot be scored by them.")
     values, errors = _bleu(gts, res)
-    scorers = {"METEOR": _meteor, "ROUGE_L": Rouge().compute_score, "CIDEr": Cider().compute_score, "SPICE": _spice}
+    cider = Cider().compute_score(gts, res)
+    scorers = {"METEOR": _meteor, "ROUGE_L": Rouge().compute_score, "CIDEr": lambda gts, res: cider, "SPICE": _spice}
     for name, compute in scorers.items():
         try:
             value, each = compute(gts, res)
@@ -62,7 +70,7 @@ def score(written: Sequence[str], references: Sequence[Sequence[str]], warn: Cal
             warn(f"{name} is left out: {reason}")
             continue
         values[name], errors[f"{name}_stderr"] = float(value), _stderr(each)
-    return values | errors
+    return CaptionScores(values | errors, [float(value) for value in cider[1]])
 
 
 def _stderr(each: Any) -> float:

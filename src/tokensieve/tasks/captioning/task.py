@@ -15,9 +15,10 @@ from torch import Tensor
 from tokensieve import embedded
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, Task, TaskContext
+from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, once_per_plan
 from tokensieve.tasks.captioning import metrics as caption_metrics
 from tokensieve.tasks.captioning.beam_search import CaptionTokenizer, write
+from tokensieve.tasks.captioning.metrics import CaptionScores
 from tokensieve.tasks.text_matching import one_image_each
 
 NAME = "captioning"
@@ -61,6 +62,15 @@ class CaptioningTask(Task):
         return [CaptionRecord(encode(images), references) for encode in encoders]
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        return self._score(records).metrics
+
+    def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
+        """CIDEr of every image. The weights of words come from the references, so they are the same under every plan."""
+        values = torch.tensor(self._score(records).cider, dtype=torch.float64)
+        return SampleScores(values, torch.arange(len(values)))
+
+    @once_per_plan
+    def _score(self, records: dict[str, list[Record]]) -> CaptionScores:
         batches: list[CaptionRecord] = records["test"]
         written = [text for batch in batches for text in batch.written]
         references = [captions for batch in batches for captions in batch.references]

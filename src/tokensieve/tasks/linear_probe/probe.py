@@ -134,8 +134,13 @@ def _new_layer(width: int, classes: int, draws: torch.Generator) -> nn.Linear:
     return layer
 
 
+def hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Is the j-th best class the right one, up to the fifth; logits (n,C), labels (n,) -> (n, 5)."""
+    return logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+
+
 def scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """The numbers by clip_benchmark's names, each with its standard error; logits (n,C), labels (n,)."""
-    hits = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]  # (n, 5)
-    found = accuracies(logits.argmax(1), hits, labels, five=int(labels.max()) >= 5)  # with up to 5 classes it is always 1
+    five = int(labels.max()) >= 5  # with up to 5 classes it is always 1
+    found = accuracies(logits.argmax(1), hits(logits, labels), labels, five=five)
     return {f"lp_{name}": value for name, value in found.items()}

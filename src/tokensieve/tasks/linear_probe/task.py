@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +25,13 @@ from torch.utils.data import TensorDataset
 from tokensieve import plugins, provenance
 from tokensieve.data.source import Broken, Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, StoredPass, Task, TaskContext, check_finite
+from tokensieve.tasks.base import Encode, Record, SampleScores, StoredPass, Task, TaskContext, check_finite, once_per_plan
 from tokensieve.tasks.linear_probe.feature_store import FeatureStore, Identity
 from tokensieve.tasks.linear_probe.probe import (
     Features,
     Probe,
     first_k_per_class,
+    hits,
     join_features,
     random_int63,
     scores,
@@ -38,6 +39,14 @@ from tokensieve.tasks.linear_probe.probe import (
 )
 
 NAME = "linear_probe"
+
+
+class Learnt(NamedTuple):
+    """What a trained layer says about the test split."""
+
+    logits: Tensor  # (n, C)
+    labels: Tensor  # (n,)
+    weight_decay: float
 
 
 class LinearProbeTask(Task):
@@ -177,6 +186,23 @@ class LinearProbeTask(Task):
     # ------------------------------------------------------------------------------------------------------------ numbers
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        args, learnt = self.context.args, self._learn(records)
+        return {
+            **scores(learnt.logits, learnt.labels),
+            "weight_decay": learnt.weight_decay,
+            "epochs": args.fewshot_epochs,
+            "seed": args.seed,
+            "fewshot_k": args.fewshot_k,
+            "normalized": args.normalize,
+        }
+
+    def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
+        learnt = self._learn(records)
+        right = hits(learnt.logits, learnt.labels)[:, 0].double()
+        return SampleScores(right, torch.arange(len(right)))
+
+    @once_per_plan
+    def _learn(self, records: dict[str, list[Record]]) -> Learnt:
         args = self.context.args
         with torch.inference_mode(False), torch.enable_grad():
             passes = {split: join_features(found) for split, found in records.items()}  # copies, which may be trained on
@@ -209,11 +235,4 @@ class LinearProbeTask(Task):
             logits = probe.logits(probe.train(train, weight_decay), passes["test"].features)
             if not torch.isfinite(logits).all():
                 raise UserError(f"the linear probe has diverged with --fewshot_lr {args.fewshot_lr}: give a lower one.")
-        return {
-            **scores(logits, passes["test"].labels),
-            "weight_decay": weight_decay,
-            "epochs": args.fewshot_epochs,
-            "seed": args.seed,
-            "fewshot_k": args.fewshot_k,
-            "normalized": args.normalize,
-        }
+        return Learnt(logits, passes["test"].labels, weight_decay)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, Task, TaskContext
+from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, once_per_plan
 from tokensieve.tasks.statistics import grouped_stderr
 from tokensieve.tasks.text_matching import images_to_unit, one_image_each, texts_to_unit
 
@@ -58,18 +58,32 @@ class RetrievalTask(Task):
         return [Features(images_to_unit(self.context, encode, images), texts, counts) for encode in encoders]
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        return recalls(self._hits(records))
+
+    def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
+        """Of every caption: is its image among the nearest. The captions of one image belong together."""
+        hits = self._hits(records)
+        return SampleScores(hits.of_text[self.ks[0]].double(), hits.owner)
+
+    @once_per_plan
+    def _hits(self, records: dict[str, list[Record]]) -> Hits:
         found: list[Features] = records["test"]
         images = torch.cat([batch.images for batch in found])
         texts = torch.cat([batch.texts for batch in found])
         counts = torch.tensor([count for batch in found for count in batch.counts])
-        return recalls(images, texts, torch.arange(len(images)).repeat_interleave(counts), self.ks)
+        return find_hits(images, texts, torch.arange(len(images)).repeat_interleave(counts), self.ks)
 
 
-def recalls(images: Tensor, texts: Tensor, owner: Tensor, ks: Sequence[int]) -> dict[str, float]:
-    """recall@k both ways with standard errors; images (n,E), texts (T,E), owner (T,): the image each caption belongs to.
+class Hits(NamedTuple):
+    """By k: has the caption (T,) its image, and the image (n,) one of its captions, among the k nearest."""
 
-    The captions of one image are not independent of each other: their standard error is that of whole images.
-    """
+    of_text: dict[int, Tensor]
+    of_image: dict[int, Tensor]
+    owner: Tensor  # (T,) the image each caption belongs to
+
+
+def find_hits(images: Tensor, texts: Tensor, owner: Tensor, ks: Sequence[int]) -> Hits:
+    """images (n,E), texts (T,E), owner (T,): the image each caption belongs to."""
     _check_ks(ks, len(images), "images")
     _check_ks(ks, len(texts), "captions")
     of_text = {k: torch.zeros(len(texts), dtype=torch.bool) for k in ks}
@@ -87,13 +101,21 @@ def recalls(images: Tensor, texts: Tensor, owner: Tensor, ks: Sequence[int]) -> 
         for k, hits in of_image.items():
             nearest = scores.topk(k, dim=1).indices
             hits[start : start + block] = (owner[nearest] == numbers[:, None]).any(1)
+    return Hits(of_text, of_image, owner)
+
+
+def recalls(hits: Hits) -> dict[str, float]:
+    """recall@k both ways with standard errors.
+
+    The captions of one image are not independent of each other: their standard error is that of whole images.
+    """
     made: dict[str, float] = {}
-    for k in ks:
-        made[f"image_retrieval_recall@{k}"] = of_text[k].double().mean().item()
-        made[f"text_retrieval_recall@{k}"] = of_image[k].double().mean().item()
-    for k in ks:
-        made[f"image_retrieval_recall@{k}_stderr"] = grouped_stderr(of_text[k], owner)
-        made[f"text_retrieval_recall@{k}_stderr"] = grouped_stderr(of_image[k], torch.arange(len(images)))
+    for k, of_text in hits.of_text.items():
+        made[f"image_retrieval_recall@{k}"] = of_text.double().mean().item()
+        made[f"text_retrieval_recall@{k}"] = hits.of_image[k].double().mean().item()
+    for k, of_text in hits.of_text.items():
+        made[f"image_retrieval_recall@{k}_stderr"] = grouped_stderr(of_text, hits.owner)
+        made[f"text_retrieval_recall@{k}_stderr"] = grouped_stderr(hits.of_image[k], torch.arange(len(hits.of_image[k])))
     return made
 
 
