@@ -360,6 +360,10 @@ class PruningTraining(Training):
         return self.trainer_settings.dl_settings.threads
 
     @property
+    def device(self) -> str | None:
+        return self.trainer_settings.dl_settings.device
+
+    @property
     def checkpoint_every(self) -> int:
         return self.trainer_settings.dl_settings.checkpoint_every
 
