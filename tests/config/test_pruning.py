@@ -13,7 +13,8 @@ from tests.support.paths import ROOT
 from tokensieve import config, training
 from tokensieve.cli import main
 from tokensieve.config.model_shape import model_shape
-from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
+from tokensieve.config.pruning import Pruning, PruningTraining
+from tokensieve.config.pruning_steps import DeepLearning
 
 SEVEN = (8, 12, 16, 20, 24, 28, 31)
 
