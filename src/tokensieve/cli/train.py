@@ -96,8 +96,9 @@ COMMANDS.add(
         "train what a YAML file describes",
         "Train what a YAML file describes. Keys of every file: keep_checkpoints (a number, or all; SOLVER.KEEP_CHECKPOINTS for "
         "re-identification) is how many checkpoints stay for --resume STEP and --weights; manager_settings.available_gpus and "
-        "gpus_per_subtask start as many processes; manager_settings.mode: optuna searches instead. Two-stage VLM pruning: monitor "
-        "(accuracy_hard or loss) chooses the best step, max_vision_tokens and image_max_size save memory. See docs/vlm-pruning.md.",
+        "gpus_per_subtask start as many processes; manager_settings.mode: optuna searches instead. Keys of two-stage VLM "
+        "pruning: monitor (accuracy_hard or loss) chooses the best step; max_vision_tokens and image_max_size save memory. "
+        "See docs/guide.md and docs/vlm-pruning.md.",
         add_train_flags,
         run_train,
         usage="tokensieve train [options] CONFIG [KEY VALUE ...]",
