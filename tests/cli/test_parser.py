@@ -15,6 +15,7 @@ import tokensieve
 from tokensieve import cli
 from tokensieve.cli import main, parse
 from tokensieve.cli.registry import all_commands
+from tokensieve.config.search import Manager
 from tokensieve.errors import UserError
 
 
@@ -164,7 +165,7 @@ def test_train_trains_or_searches_as_the_file_says(monkeypatch: pytest.MonkeyPat
     from tokensieve import config, search, training
 
     got: dict = {}
-    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=searches))
+    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=searches, manager_settings=Manager()))
     monkeypatch.setattr(training, "run", lambda *values, **named: got.update(training=values, **named))
     monkeypatch.setattr(search, "run", lambda *values, **named: got.update(search=values, **named))
     assert main(["train", "c.yaml", "--resume", "--output", "out", "--quiet"]) == 0
@@ -197,7 +198,7 @@ def test_train_resumes_from_the_last_checkpoint_or_from_that_of_a_step(
     from tokensieve import config, training
 
     got: list = []
-    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=False))
+    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=False, manager_settings=Manager()))
     monkeypatch.setattr(training, "run", lambda path, resume, **_: got.append((path, resume)))
     assert main(["train", *words.split()]) == 0
     assert got == [("c.yaml", resume)] and type(got[0][1]) is type(resume)
@@ -214,7 +215,9 @@ def test_train_takes_values_of_keys_after_the_file(monkeypatch: pytest.MonkeyPat
     from tokensieve import config, training
 
     got: dict = {}
-    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=False, output=Path("out")))
+    monkeypatch.setattr(
+        config, "load", lambda path, overrides: SimpleNamespace(searches=False, output=Path("out"), manager_settings=Manager())
+    )
     monkeypatch.setattr(training, "run", lambda path, **named: got.update(path=path, **named))
     assert main(argv) == 0
     assert (got["path"], got["overrides"]) == ("c.yaml", {"SOLVER.SEED": "2", "MODEL.SDTPS_BETA": "0.3"})
@@ -235,7 +238,9 @@ def test_mistakes_of_train(
 ) -> None:
     from tokensieve import config
 
-    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=False, output=Path("out")))
+    monkeypatch.setattr(
+        config, "load", lambda path, overrides: SimpleNamespace(searches=False, output=Path("out"), manager_settings=Manager())
+    )
     assert main(argv) == 2
     assert says in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -12,7 +13,8 @@ from tests.support.paths import ROOT
 from tokensieve import config, training
 from tokensieve.cli import main
 from tokensieve.config.model_shape import model_shape
-from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
+from tokensieve.config.pruning import Pruning, PruningTraining
+from tokensieve.config.pruning_steps import DeepLearning
 
 SEVEN = (8, 12, 16, 20, 24, 28, 31)
 
@@ -133,6 +135,8 @@ def test_a_model_that_was_downloaded_is_known_by_its_configuration(tmp_path):
     (folder / "snapshots/abc").mkdir(parents=True)
     (folder / "snapshots/abc/config.json").write_text('{"image_seq_length": 49, "text_config": {"num_hidden_layers": 4}}')
     assert model_shape("someone/llava", str(tmp_path)) == (49, 4)
+    (tmp_path / "config.json").write_text('{"model_type": "llava_next", "image_seq_length": 576, "text_config": {}}')
+    assert model_shape(str(tmp_path)) is None  # its number of tokens varies
     assert model_shape("someone/else", str(tmp_path)) is None and model_shape("no such folder/at/all") is None
 
 
@@ -165,3 +169,12 @@ def test_the_original_file_takes_the_embedded_questions(tmp_path, monkeypatch):
     path.write_text(SHIPPED)
     main(["train", str(path), "--data", "embedded", "--quiet"])
     assert got[1].dataset_settings.name == "embedded" and got[1].dataset_settings.train.questions is None
+
+
+def test_shares_for_models_whose_numbers_of_tokens_vary():
+    layers = (1, 2, 3)
+    assert Pruning(pruning_layers=layers, target_prune_tokens=(0.5, 0.6, 0.7)).shares() == (0.5, 0.6, 0.7)
+    for given, total in (((0.125,), 0.125), (None, 100 / 576)):
+        shares = Pruning(pruning_layers=layers, target_prune_tokens=given).shares()
+        assert len(set(shares)) == 1 and np.prod(shares) == pytest.approx(total)
+    assert Pruning(pruning_layers=layers, target_prune_tokens=(30, 0.6, 0.7)).shares() is None

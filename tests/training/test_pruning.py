@@ -15,7 +15,8 @@ from tests.support.paths import ROOT
 from tests.support.processes import two_processes
 from tests.support.pruning_worker import gradients, learner, settings, weights
 from tokensieve import UserError, config, training
-from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
+from tokensieve.config.pruning import Pruning, PruningTraining
+from tokensieve.config.pruning_steps import DeepLearning
 from tokensieve.data import vqa
 from tokensieve.data.images import BrokenImage
 from tokensieve.models.loading import vlm as load_vlm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 from tokensieve.cli.registry import COMMANDS, Command
 from tokensieve.errors import UserError
@@ -54,8 +55,23 @@ def run_train(args: argparse.Namespace) -> None:
         search.run(path, output=output, quiet=args.quiet)
     else:
         from tokensieve import training
+        from tokensieve.training import launch
 
+        launch.start_processes(made, _command(args, path, overrides))
         training.run(path, resume=args.resume, quiet=args.quiet, output=output, overrides=overrides)
+
+
+def _command(args: argparse.Namespace, path: str, overrides: Mapping[str, str]) -> list[str]:
+    """The words of the same command, for processes that take the place of this one."""
+    words = ["train", path, *(word for pair in overrides.items() for word in pair)]
+    for name in ("output", "exp_name"):
+        if getattr(args, name) is not None:
+            words += [f"--{name}", getattr(args, name)]
+    words += [word for file in args.plugin or () for word in ("--plugin", file)]
+    words += [f"--{name}" for name in ("quiet", "debug") if getattr(args, name, False)]
+    if args.resume is not False:
+        words += ["--resume"] if args.resume is True else ["--resume", str(args.resume)]
+    return words
 
 
 def _file_and_values(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
@@ -78,7 +94,11 @@ COMMANDS.add(
     Command(
         "train",
         "train what a YAML file describes",
-        "Train what a YAML file describes.",
+        "Train what a YAML file describes. Keys of every file: keep_checkpoints (a number, or all; SOLVER.KEEP_CHECKPOINTS for "
+        "re-identification) is how many checkpoints stay for --resume STEP and --weights; manager_settings.available_gpus and "
+        "gpus_per_subtask start as many processes; manager_settings.mode: optuna searches instead. Keys of two-stage VLM "
+        "pruning: monitor (accuracy_hard or loss) chooses the best step; max_vision_tokens and image_max_size save memory. "
+        "See docs/guide.md and docs/vlm-pruning.md.",
         add_train_flags,
         run_train,
         usage="tokensieve train [options] CONFIG [KEY VALUE ...]",

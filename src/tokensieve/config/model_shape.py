@@ -24,8 +24,15 @@ def model_shape(name: str, cache_dir: str | None = None) -> tuple[int, int] | No
         return PUBLISHED.get(name)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        if config.get("model_type", "llava") != "llava":  # the number of tokens may vary
+            return None
         return int(config["image_seq_length"]), int(config["text_config"]["num_hidden_layers"])
-    except (ValueError, KeyError, TypeError):  # another family, or a broken file: reported when the training opens the model
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # another family, or a broken file: reported when the training opens the model
         return PUBLISHED.get(name)
 
 

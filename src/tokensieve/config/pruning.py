@@ -17,8 +17,9 @@ from pydantic import Field, field_validator, model_validator
 
 from tokensieve.config import pruning_space
 from tokensieve.config.model_shape import model_shape
+from tokensieve.config.pruning_steps import Trainer
 from tokensieve.config.schema import Training
-from tokensieve.config.section import Count, Fraction, KeepCheckpoints, Section
+from tokensieve.config.section import Count, Fraction, Section
 
 Weight = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
@@ -92,73 +93,6 @@ dataset_settings:
     annotations: data/vqav2/v2_mscoco_val2014_annotations.json
     images: data/vqav2/val2014
     limit: 2000"""
-
-
-class LearningRate(Section):
-    lr: Rate
-
-
-class Optimizers(Section):
-    """Three groups of weights, each with its own Adam optimizer."""
-
-    token_merger: LearningRate = LearningRate(lr=2e-5)
-    layer_pruners: LearningRate = LearningRate(lr=2e-5)
-    discriminator: LearningRate = LearningRate(lr=5e-4)
-
-
-class DeepLearning(Section):
-    """Length, batch size and learning rates of the training."""
-
-    epochs: Count = 1
-    max_steps: Count | None = None
-    """Maximum number of steps, whatever the epochs."""
-    batch_size: Count = 12
-    """Questions per step of each process; multiply by processes and accumulation steps for the whole step."""
-    gradient_accumulation_steps: Count = 1
-    optimizers: Optimizers = Optimizers()
-    schedule: Literal["constant", "cosine"] = "constant"
-    """Of the learning rates of merger and pruners, after the warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    clip: Rate = 1.0
-    """Maximum norm of each group's gradient."""
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    device: str | None = None
-    num_workers: Annotated[int, Field(ge=0)] = 2
-    threads: Count | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
-    checkpoint_every: Count = 200
-    keep_checkpoints: KeepCheckpoints = 2
-    evaluate_every: Count | None = 200
-    monitor: Literal["accuracy_hard", "loss"] = "accuracy_hard"
-    """What decides which step is the best, measured on the validation questions with the hard path: the largest accuracy (of
-    equal ones that with the smallest loss), or the smallest loss, the cross-entropy of the answers."""
-    eval_batch_size: Count = 16
-    max_new_tokens: Count = 10
-
-    @field_validator("mixed_precision", mode="before")
-    @classmethod
-    def _accept_no(cls, value: Any) -> Any:
-        """YAML reads `no` as false."""
-        return "no" if value is False else value
-
-    @model_validator(mode="after")
-    def _check_warmup(self) -> DeepLearning:
-        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
-            raise ValueError(f"warmup_steps: {self.warmup_steps} is not less than the {self.max_steps} of max_steps")
-        return self
-
-    def rate(self, step: int, steps: int) -> float:
-        """The factor of the learning rates at a step."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        if self.schedule == "constant":
-            return 1.0
-        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
-        return 0.02 + 0.98 * (1 + math.cos(math.pi * done)) / 2
-
-
-class Trainer(Section):
-    dl_settings: DeepLearning = DeepLearning()
 
 
 class Pruning(Section):
@@ -274,14 +208,33 @@ class Pruning(Section):
                 counts.append(min(arriving - 1, round(before * (last / before) ** ((index + 1) / layers))))
         return tuple(counts)
 
+    def shares(self) -> tuple[float, ...] | None:
+        """The share that stays at each pruning layer of the tokens that arrive there; None if targets are counts.
+
+        For models whose images have different numbers of tokens. Without targets, 100 of 576 are left after the last layer.
+        """
+        targets, layers = self.target_prune_tokens or (100 / 576,), len(self.pruning_layers)
+        if any(target >= 1 for target in targets):
+            return None
+        return tuple(targets) if len(targets) == layers else (targets[-1] ** (1 / layers),) * layers
+
     def temperature_at(self, step: int, steps: int) -> float:
         """The temperature of a step: linear, over the first temperature_anneal_rate of the steps."""
         done = min(1.0, step / max(1.0, self.temperature_anneal_rate * steps))
         return self.temperature + (self.temperature_min - self.temperature) * done
 
-    def describe(self, n: int, steps: int) -> list[str]:
-        """What is trained, in a few lines, for a model of n vision tokens per image and so many steps."""
-        lines, merged = [], self.merged(n)
+    def describe(self, n: int | None, steps: int) -> list[str]:
+        """What is trained, in a few lines, for a model of n vision tokens per image (None: it varies) and so many steps."""
+        lines: list[str] = []
+        annealed = round(self.temperature_anneal_rate * steps)
+        falls = f"temperature: {self.temperature:g} -> {self.temperature_min:g} over the first {annealed} of {steps} steps"
+        if n is None:
+            shares = ", ".join(f"{share:.3g}" for share in self.shares() or ())
+            return [
+                f"no token merger; pruning layers: {list(self.pruning_layers)} (shares {shares}), {self.pruner_type}",
+                falls,
+            ]
+        merged = self.merged(n)
         if self.merger_type != "none":
             lines.append(f"token merger: {self.merger_type}, merge ratio {merged / n:.3g} ({n} -> {merged} tokens)")
         elif merged < n:
@@ -289,18 +242,27 @@ class Pruning(Section):
         if self.pruning_layers:
             counts = ", ".join(map(str, self.pruned(n)))
             lines.append(f"pruning layers: {list(self.pruning_layers)} ({merged} -> {counts} tokens), {self.pruner_type}")
-        annealed = round(self.temperature_anneal_rate * steps)
-        falls = f"{self.temperature:g} -> {self.temperature_min:g}"
-        return [*lines, f"temperature: {falls} over the first {annealed} of {steps} steps"]
+        return [*lines, falls]
+
+    def check_varying(self, depth: int) -> list[str]:
+        """Problems of these settings with a model whose images have different numbers of tokens."""
+        problems = self._check_depth(depth)
+        if self.merger_type != "none":
+            problems.append(f"merger_type: {self.merger_type} needs a fixed number of vision tokens; write none")
+        if self.shares() is None:
+            problems.append("target_prune_tokens: counts need a fixed number of vision tokens; give shares such as 0.7")
+        if self.hard_share < 1:
+            problems.append(f"hard_share: {self.hard_share} trains soft masks, which need a fixed number of tokens; write 1.0")
+        return problems
+
+    def _check_depth(self, depth: int) -> list[str]:
+        beyond = [layer for layer in self.pruning_layers if layer >= depth]
+        allowed = f"the language model's {depth} layers; allowed are 0 to {depth - 1}"
+        return [f"pruning_layers: {beyond} beyond {allowed}"] if beyond else []
 
     def check_counts(self, n: int, depth: int) -> list[str]:
         """Problems of these settings with a model of n vision tokens per image and a language model of this depth."""
-        problems = []
-        beyond = [layer for layer in self.pruning_layers if layer >= depth]
-        if beyond:
-            problems.append(
-                f"pruning_layers: {beyond} beyond the language model's {depth} layers; allowed are 0 to {depth - 1}"
-            )
+        problems = self._check_depth(depth)
         by_ratio, target = math.ceil(round(self.merge_ratio * n, 6)), self.target_merge_tokens
         both = target is not None and "merge_ratio" in self.model_fields_set
         if self.merger_type != "none" and both and abs((target or 0) - by_ratio) > 1:
@@ -358,6 +320,10 @@ class PruningTraining(Training):
     @property
     def threads(self) -> int | None:
         return self.trainer_settings.dl_settings.threads
+
+    @property
+    def device(self) -> str | None:
+        return self.trainer_settings.dl_settings.device
 
     @property
     def checkpoint_every(self) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokensieve.config.model_shape import model_shape
+from tokensieve.config.pruning_steps import Optimizers
 
 LAYERS = ((10, 20, 31), (5, 15, 25), (20, 25, 31), (8, 12, 16, 20, 24, 28, 31))  # of the original, for a decoder of 32 layers
-RATES = {"token_merger": 2e-5, "layer_pruners": 2e-5, "discriminator": 5e-4}
 RATE_KEY = "trainer_settings.dl_settings.optimizers"
 
 
@@ -34,7 +34,7 @@ def default_space(data: Mapping[str, Any]) -> dict[str, Any]:
     if method.get("adv_loss_weight") == 0:
         del space["adv_loss_weight"]
     rates = _section(_section(_section(data, "trainer_settings"), "dl_settings"), "optimizers")
-    ranges = {f"{RATE_KEY}.{name}.lr": _around(_section(rates, name).get("lr"), rate) for name, rate in RATES.items()}
+    ranges = {f"{RATE_KEY}.{name}.lr": _around(_section(rates, name).get("lr"), own.lr) for name, own in Optimizers()}
     return {f"method_settings.{key}": values for key, values in space.items()} | ranges
 
 

@@ -74,9 +74,9 @@ class Manager(Section):
 
     mode: Literal["single", "optuna"] = "single"
     available_gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """Indices of the GPUs that trials may use; empty, or no CUDA: trials run on the CPU."""
+    """Indices of the GPUs that a training, or the trials of a search, may use; empty, or no CUDA: trials run on the CPU."""
     gpus_per_subtask: Count = 1
-    """GPUs of each trial; with several it is trained in as many processes."""
+    """GPUs of a training, or of each trial; with several it is trained in as many processes."""
     n_workers: Count | None = None
     """Trials that run at the same time; None: on the CPU 1, on GPUs as many as fit."""
     storage: str | None = None

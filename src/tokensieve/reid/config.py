@@ -295,6 +295,10 @@ class ReidTraining(Training):
         return self.SOLVER.THREADS
 
     @property
+    def device(self) -> str | None:
+        return self.SOLVER.DEVICE
+
+    @property
     def keep_checkpoints(self) -> int | str:
         return self.SOLVER.KEEP_CHECKPOINTS
 

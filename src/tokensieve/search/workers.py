@@ -45,6 +45,7 @@ from tokensieve.search.study import (
     storage_of,
     without_warnings,
 )
+from tokensieve.training.launch import cuda_devices, torchrun
 
 if TYPE_CHECKING:
     import optuna
@@ -69,8 +70,7 @@ class Slot:
         task = [*WORKER, str(snapshot), str(folder), str(trial_id), *plugin_files()]
         if self.processes == 1:
             return [sys.executable, *task]
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.processes}"]
-        return [sys.executable, *launcher, *task]
+        return [*torchrun(self.processes), *task]
 
 
 def find_slots(manager: Manager, gpus: Sequence[str]) -> list[Slot]:
@@ -89,14 +89,6 @@ def find_slots(manager: Manager, gpus: Sequence[str]) -> list[Slot]:
         Slot(f"GPU {', '.join(map(str, group))}", {"CUDA_VISIBLE_DEVICES": ",".join(gpus[i] for i in group)}, each)
         for group in groups[: manager.n_workers]
     ]
-
-
-def cuda_devices() -> list[str]:
-    """The GPUs that this process sees, by their names for CUDA_VISIBLE_DEVICES."""
-    import torch
-
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return visible or [str(i) for i in range(torch.cuda.device_count())]
 
 
 @dataclass

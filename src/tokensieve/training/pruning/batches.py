@@ -102,8 +102,12 @@ class Collate:
             answer[b, length - len(row) + start :] = True
         following = F.pad(ids.masked_fill(~answer, NO_ANSWER)[:, 1:], (0, 1), value=NO_ANSWER)
         text = real & (ids != self.image_token)
-        pixels = torch.as_tensor(np.stack([np.asarray(x) for x in processed["pixel_values"]]))
-        inputs = {"input_ids": ids, "attention_mask": real.long(), "pixel_values": pixels}
+        inputs = {"input_ids": ids, "attention_mask": real.long()}
+        for name, value in processed.items():  # pixels and, for images of different sizes, these
+            if name == "mm_token_type_ids":
+                inputs[name] = (ids == self.image_token).int()
+            elif name not in inputs:
+                inputs[name] = torch.as_tensor(np.stack([np.asarray(x) for x in value]))
         return Batch(inputs, following, text & ~answer, text, numbers)
 
     def reduced(self, item: vqa_items.VqaItem) -> vqa_items.VqaItem:

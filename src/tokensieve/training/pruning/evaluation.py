@@ -36,7 +36,7 @@ class Evaluator:
     data: vqa_items.VqaData  # the validation questions
     collate: Collate
     template: str
-    vision_tokens: int
+    vision_tokens: int | None  # per image; None: they vary
     depth: int  # layers of the language model
     accelerator: Any
     baseline: list[float | None] = field(default_factory=list)  # scores of the full model, which do not change
@@ -44,7 +44,9 @@ class Evaluator:
     def evaluate(self) -> dict[str, float]:
         """Accuracies of the full model, the soft path and the hard path on the validation questions; tokens and FLOPs."""
         with self._evaluation_mode():
-            scores = {"soft": self.score(soft=True), "hard": self.score(soft=False)}
+            scores = {"hard": self.score(soft=False)}
+            if self.vision_tokens is not None:  # soft masks need a fixed number of tokens
+                scores["soft"] = self.score(soft=True)
             self.baseline = scores["baseline"] = self.baseline or self.score(soft=None)
             broken, n = scores["hard"].count(None), len(scores["hard"])
             data = self.config.dataset_settings
@@ -53,7 +55,11 @@ class Evaluator:
                     f"{broken} of {n} validation images could not be read; at most {data.allowed(n)} are allowed "
                     f"(dataset_settings.max_broken: {data.max_broken:g})"
                 )
-            values = {name: torch.tensor([score or 0.0 for score in scores[name]]) for name in ("baseline", "soft", "hard")}
+            values = {
+                name: torch.tensor([score or 0.0 for score in scores[name]])
+                for name in ("baseline", "soft", "hard")
+                if name in scores
+            }
             numbers = {f"accuracy_{name}": float(value.mean()) for name, value in values.items()}
             drop = values["hard"] - values["baseline"]
             drop_stderr = float(drop.std()) / n**0.5 if n > 1 else 0.0
@@ -140,7 +146,7 @@ class Evaluator:
         full = language_gflops(self.model, one.inputs)
         with self.handle:
             pruned = language_gflops(self.model, one.inputs)
-        n = self.vision_tokens
+        n = self.vision_tokens or self.handle.ledger[0].tokens_in
         after = {row.layer: row.tokens_out for row in self.handle.ledger}
         merged = after.get("out", n)
         by_layer, left = [], merged

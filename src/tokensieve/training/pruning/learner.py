@@ -106,11 +106,16 @@ class PruningLearner:
         self._batches: Iterator[tuple[Batch | None, list[str]]] | None = None
 
     def _plan(self) -> str:
-        n, entering = self.vision_tokens, self.pruning.merged(self.vision_tokens)
-        steps = ["merger@out"] if "merger" in self.parts else [f"cover@llm.0:{entering}"] if entering < n else []
+        pruning, n = self.pruning, self.vision_tokens
+        entering = pruning.max_vision_tokens if n is None else pruning.merged(n)
+        steps = ["merger@out"] if "merger" in self.parts else [f"cover@llm.0:{entering}"] if entering not in (None, n) else []
         if "cross" in self.parts:
-            rest = "" if self.pruning.prune_rest == "drop" else f"(rest={self.pruning.prune_rest})"
-            steps.append("cross@llm." + ",".join(map(str, self.pruning.pruning_layers)) + rest)
+            rest = "" if pruning.prune_rest == "drop" else f"(rest={pruning.prune_rest})"
+            if n is None:  # the plan itself has the budgets
+                shares = zip(pruning.pruning_layers, pruning.shares() or (), strict=True)
+                steps += [f"cross@llm.{layer}:{100 * share:.6g}%{rest}" for layer, share in shares]
+            else:
+                steps.append("cross@llm." + ",".join(map(str, pruning.pruning_layers)) + rest)
         return " + ".join(steps)
 
     def _make_parts(self) -> dict[str, nn.Module]:
@@ -119,7 +124,7 @@ class PruningLearner:
         assert inner is not None
         width, parts = inner.decoder.width, dict[str, nn.Module]()
         if pruning.merger_type != "none":
-            assert inner.tower is not None
+            assert inner.tower is not None and n is not None
             parts["token_merger"] = Merger(
                 width=signature.token_width(inner.tower),
                 question_width=width,
@@ -134,8 +139,8 @@ class PruningLearner:
                 layers=pruning.pruning_layers,
                 d_internal=pruning.pruner_d_internal,
                 heads=pruning.pruner_num_heads,
-                keep=pruning.pruned(n),
-                arriving=pruning.merged(n),
+                keep=() if n is None else pruning.pruned(n),
+                arriving=None if n is None else pruning.merged(n),
                 temperature=pruning.temperature,
             )
         if pruning.adv_loss_weight > 0:
@@ -308,23 +313,26 @@ class PruningLearner:
         return self.evaluator.evaluate()
 
 
-def check_fit(config: PruningTraining, model: Any) -> tuple[int, int]:
-    """Vision tokens per image and layers of the language model; a UserError with all settings that do not fit the model."""
+def check_fit(config: PruningTraining, model: Any) -> tuple[int | None, int]:
+    """Vision tokens per image (None: they vary) and layers of the language model.
+
+    A UserError with all settings that do not fit the model.
+    """
     inner = open_vlm(model)
     if inner is None:
         raise UserError(
             f"{type(model).__name__} is not a vision-language model; backbone_settings.name: llava-hf/llava-1.5-7b-hf is one"
         )
-    if inner.tower is None:
-        raise UserError(
-            f"{inner.family}: {inner.reason}; its number of vision tokens is not fixed, so there are no counts to train for"
-        )
-    n, problems = inner.tower.grid[0] * inner.tower.grid[1], []
+    n = None if inner.tower is None else inner.tower.grid[0] * inner.tower.grid[1]
+    problems, method = [], config.method_settings
     if inner.decoder.implementation not in ("sdpa", "eager"):
         problems.append(
             f"backbone_settings.attn_implementation: {inner.decoder.implementation} has no soft masks; use sdpa or eager"
         )
-    problems += config.method_settings.check_counts(n, inner.decoder.depth)
+    depth = inner.decoder.depth
+    problems += method.check_varying(depth) if n is None else method.check_counts(n, depth)
+    if problems and n is None:
+        raise UserError(f"{inner.family}: {'; '.join(problems)}")
     if problems:
         raise UserError("; ".join(problems))
-    return n, inner.decoder.depth
+    return n, depth

@@ -45,7 +45,7 @@ def count_losses(handle: Handle, heads: Any) -> dict[str, Tensor]:
             continue
         kept_here = (reduction.scores / heads.temperature).sigmoid() if reduction.soft is None else reduction.soft
         kept = kept_here if reduction.soft is None else kept * kept_here  # hard: tokens dropped before are not in the scores
-        distances.append(cross.sparsity(kept, heads.budget(position)))
+        distances.append(cross.sparsity(kept, reduction.k if reduction.soft is None else heads.budget(position)))
         losses[f"tokens_{position}"] = kept.sum(-1).mean()
     if distances:
         losses["mask_sparsity_loss"] = torch.stack(distances).sum()
