@@ -21,6 +21,7 @@ from tokensieve.tasks.statistics import share_stderr
 from tokensieve.tasks.vqa import answering
 from tokensieve.tasks.vqa.scores import soft_score
 from tokensieve.training.pruning.batches import Batch, Collate
+from tokensieve.training.pruning.tower_cache import TowerCache
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Evaluator:
     vision_tokens: int
     depth: int  # layers of the language model
     accelerator: Any
+    tower_cache: TowerCache
     baseline: list[float | None] = field(default_factory=list)  # scores of the full model, which do not change
 
     def evaluate(self) -> dict[str, float]:
@@ -84,7 +86,7 @@ class Evaluator:
 
         for part in self.parts.values():
             part.soft = bool(soft)  # type: ignore[assignment]
-        with self.handle if soft is not None else nullcontext():
+        with self.tower_cache, self.handle if soft is not None else nullcontext():
             answers = answering.answer_questions(
                 self.model, self.processor, mine(), settings.eval_batch_size, settings.max_new_tokens, self.template
             )
