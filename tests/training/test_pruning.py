@@ -518,5 +518,6 @@ def test_the_files_that_ship_are_whole():
     assert (how.epochs, how.batch_size, how.optimizers.token_merger.lr, how.optimizers.discriminator.lr) == (1, 12, 2e-5, 5e-4)
     assert (goal.task_loss_weight, goal.adv_loss_weight, goal.merge_sparsity_weight) == (25.0, 1.0, 1e-4)
     assert (goal.pruner_d_internal, goal.pruner_num_heads, goal.temperature_min) == (512, 4, 0.1)
-    small = config.load(ROOT / "configs/embedded_vlm.yaml")
-    assert not small.method_settings.check_counts(196, 12)
+    for name, tokens in (("embedded_vlm", 79), ("embedded_vlm_tight", 40)):
+        small = config.load(ROOT / f"configs/{name}.yaml").method_settings
+        assert not small.check_counts(196, 12) and small.merged(196) == tokens
