@@ -27,20 +27,21 @@ ORIGINAL = {
     "disc_hidden": 128,
     "disc_reinit_prob": 0.01,
 }
-# name: (config, changes of method_settings, changes of the learning rates, seeds)
-VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, float], tuple[int, ...]]] = {
-    "shipped": ("embedded_vlm", {}, {}, SEEDS),
-    "tight": ("embedded_vlm_tight", {}, {}, SEEDS),
-    "tighter": ("embedded_vlm_tight", TIGHTER, {}, SEEDS),
-    "tighter_hard": ("embedded_vlm_tight", TIGHTER | {"hard_share": 1.0}, {}, (0,)),
-    "tighter_adversarial": ("embedded_vlm_tight", TIGHTER | {"adv_loss_weight": 1.0, "disc_hidden": 128}, {}, (0,)),
-    "original": ("embedded_vlm", ORIGINAL, {"token_merger": 2e-5, "layer_pruners": 2e-5}, (0,)),
+ADVERSARIAL = {"adv_loss_weight": 1.0, "disc_hidden": 128}
+# name: (config, changes of method_settings, the learning rate of merger and heads or None for the config's, steps, seeds)
+VARIANTS: dict[str, tuple[str, dict[str, Any], float | None, int, tuple[int, ...]]] = {
+    "shipped": ("embedded_vlm", {}, None, 240, SEEDS),
+    "tight": ("embedded_vlm_tight", {}, None, 240, SEEDS),
+    "tighter": ("embedded_vlm_tight", TIGHTER, 3e-3, 150, SEEDS),
+    "tighter_hard": ("embedded_vlm_tight", TIGHTER | {"hard_share": 1.0}, 3e-3, 150, (0,)),
+    "tighter_adversarial": ("embedded_vlm_tight", TIGHTER | ADVERSARIAL, 3e-3, 150, (0,)),
+    "original": ("embedded_vlm", ORIGINAL, 2e-5, 240, (0,)),
 }
 
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (config, changes, rates, seeds) in VARIANTS.items():
+    for name, (config, changes, rate, steps, seeds) in VARIANTS.items():
         base = yaml.safe_load((ROOT / "configs" / f"{config}.yaml").read_text(encoding="utf-8"))
         for seed in seeds:
             variant = copy.deepcopy(base)
@@ -50,8 +51,8 @@ def main(folder: Path) -> None:
             if "target_merge_tokens" in changes:
                 variant["method_settings"].pop("merge_ratio", None)
             optimization = variant["trainer_settings"]["dl_settings"]
-            optimization["seed"] = seed
-            for group, rate in rates.items():
+            optimization |= {"seed": seed, "max_steps": steps, "checkpoint_every": steps, "evaluate_every": steps}
+            for group in ("token_merger", "layer_pruners") if rate else ():
                 optimization["optimizers"][group]["lr"] = rate
             (folder / f"{name}-{seed}.yaml").write_text(yaml.safe_dump(variant, sort_keys=False), encoding="utf-8")
 
