@@ -15,17 +15,18 @@ one() {
   OMP_NUM_THREADS=1 .venv/bin/tokensieve eval --task reid --model "$2/$name" --dataset embedded-reid --modalities RGB,NI,TI \
     --plan "$(.venv/bin/python -c 'import json, sys; print(json.load(open(sys.argv[1]))["plan"])' "$2/$name/config.json")" \
     --num_workers 0 --skip_existing --quiet --output "$2/$name/test.json"
-  sed "s#$2/##g" "$2/$name/test.json" > "$3/reid_$name.json" # without local paths
+  sed "s#$2/##g" "$2/$name/test.json" > "$3_$name.json" # without local paths
 }
 export -f one
-for seed in 1 2 3; do ls "$work"/*-"$seed".yml; done | xargs -P 2 -I {} bash -c "one {} '$work' '$out'"
-for seed in 1 2 3; do ls "$work"/merge/*-"$seed".yml; done | xargs -P 2 -I {} bash -c "one {} '$work' '$out'"
+for seed in 1 2 3; do ls "$work"/*-"$seed".yml; done | xargs -P 2 -I {} bash -c "one {} '$work' '$out/reid'"
+for seed in 1 2 3; do ls "$work"/merge/*-"$seed".yml; done | xargs -P 2 -I {} bash -c "one {} '$work' '$out/reid-merge'"
 for seed in 1 2 3; do
-  OMP_NUM_THREADS=1 .venv/bin/tokensieve eval --task reid --model "$work/baseline-$seed" --dataset embedded-reid \
-    --modalities RGB,NI,TI --plan cover@3:26 --compare cover@2:40 --num_workers 0 --skip_existing --quiet \
-    --output "$work/baseline-$seed/untrained_{plan}.json"
-  for file in "$work/baseline-$seed"/untrained_*.json; do
-    sed "s#$work/##g" "$file" > "$out/reid-$(basename "$file" .json)-$seed.json"
+  cp "$out/reid_baseline-$seed.json" "$out/reid-merge_baseline-$seed.json"
+  for cut in half:cover@3:26 third:cover@2:40; do
+    name=cover-${cut%%:*}-untrained-$seed
+    OMP_NUM_THREADS=1 .venv/bin/tokensieve eval --task reid --model "$work/baseline-$seed" --dataset embedded-reid \
+      --modalities RGB,NI,TI --plan "${cut#*:}" --num_workers 0 --skip_existing --quiet --output "$work/$name.json"
+    sed "s#$work/##g" "$work/$name.json" > "$out/reid-merge_$name.json"
   done
 done
 .venv/bin/python benchmarks/reid_time.py "$out/time_reid.json"

@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # all except the first keep 26 of 128 p
 }
 FINE_TUNED: dict[str, dict[str, Any]] = {  # merges inside the backbone: 26 tokens after block 3, 40 after block 2
     "sdtps-half-merge": {"PLAN": "sdtps@3(aggregation=merge,norm=2)"},
+    "sdtps-half-norm0-merge": {"PLAN": "sdtps@3(aggregation=merge)"},
     "sdtps-third-merge": {"PLAN": "sdtps@2(aggregation=merge,norm=2)", "SDTPS_AGGR_RATIO": 0.61},
     "cover-half": {"PLAN": "cover@3:26"},
     "cover-third": {"PLAN": "cover@2:40"},

@@ -264,14 +264,20 @@ def reid_short() -> str:
     return table(["", "patches", f"mAP{unit('mAP')}", f"rank-1{unit('rank_1')}", "GFLOPs"], rows)
 
 
-REID_MERGE = {  # files: what was trained
-    "uncut": "all tokens",
-    "cover-half": "`cover@3:26`, untrained",
-    "cover-third": "`cover@2:40`, untrained",
-    "sdtps-half": "`sdtps@3(aggregation=merge,norm=2)`",
-    "sdtps-half-norm0": "`sdtps@3(aggregation=merge)`",
-    "sdtps-third": "`sdtps@2(aggregation=merge,norm=2)`",
-    "uncut-more": "all tokens, one epoch more",
+REID_MERGE = {  # files: what was run
+    "baseline": "all tokens",
+    "baseline-more": "all tokens, one epoch more",
+    "cover-half-untrained": "`cover@3:26`, untrained",
+    "sdtps-half-merge": "`sdtps@3(aggregation=merge,norm=2)`",
+    "sdtps-half-norm0-merge": "`sdtps@3(aggregation=merge)`",
+    "cover-half": "`cover@3:26`",
+    "grid-half-merge": "`grid@3:26(rest=merge,norm=2)`",
+    "random-half-merge": "`random@3:26(rest=merge,norm=2)`",
+    "cover-third-untrained": "`cover@2:40`, untrained",
+    "sdtps-third-merge": "`sdtps@2(aggregation=merge,norm=2)`",
+    "cover-third": "`cover@2:40`",
+    "grid-third-merge": "`grid@2:40(rest=merge,norm=2)`",
+    "random-third-merge": "`random@2:40(rest=merge,norm=2)`",
 }
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import alone, environment, free_port, torchrun
+from tests.support.processes import alone, free_port, python, torchrun, two_processes
 from tokensieve.distributed import Processes, _first_host, from_environment
 from tokensieve.errors import UserError
 
@@ -106,7 +104,7 @@ def test_two_processes_give_the_numbers_of_one(
         folder.mkdir()
     first = alone([*command, *named, *plans, "--output", f"{one}/"], tmp_path)
     assert first.returncode == 0, first.stderr
-    second = torchrun([*command, *named, *plans, "--output", f"{two}/", "--save_clf", f"{two}/classifier.pt"], tmp_path)
+    second = two_processes([*command, *named, *plans, "--output", f"{two}/", "--save_clf", f"{two}/classifier.pt"], tmp_path)
     assert second.returncode == 0, second.stderr
     assert len(numbers(one)) == 3
     assert numbers(two) == numbers(one)
@@ -145,19 +143,13 @@ def test_a_process_that_is_lost_ends_the_job(command: list[str], shards: Path, t
     """Started as srun would: nobody watches over the processes but they themselves."""
     words = [*command, "--dataset", "wds/c", "--dataset_root", str(shards), "--num_workers", "0", "--timeout", "20"]
     shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": str(free_port()), "MASTER_PORT": str(free_port()), "FAULT": fault}
-    pipes: Any = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [
-        subprocess.Popen([sys.executable, *words], env=environment(SLURM_PROCID=str(rank), **shared), **pipes)
-        for rank in (0, 1)
-    ]
+    ranks = [python(words, tmp_path, SLURM_PROCID=str(rank), **shared) for rank in (0, 1)]
     started = time.monotonic()
     try:
-        _, said = ranks[0].communicate(timeout=300)
+        code, said = ranks[0].wait(), ranks[0].said
     finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-    assert ranks[0].returncode == 1, said
+        ranks[1].process.kill()
+    assert code == 1, said
     assert "another process of this job ended or did not answer in time" in said and "Traceback" not in said
     assert time.monotonic() - started < 300  # it sleeps for 600
     assert not list(tmp_path.glob("*.json"))

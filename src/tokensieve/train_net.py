@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
-from tokensieve.cli import main as run_command
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Train; the exit code."""
-    return run_command(["train", *(sys.argv[1:] if argv is None else argv)])
-
+from tokensieve.train import main
 
 if __name__ == "__main__":
     sys.exit(main())

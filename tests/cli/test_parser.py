@@ -172,6 +172,37 @@ def test_train_trains_or_searches_as_the_file_says(monkeypatch: pytest.MonkeyPat
     assert got == {**expected, "quiet": True, "output": "out"}
 
 
+@pytest.mark.parametrize("module", ["train", "train_net"])
+def test_a_module_is_the_command_train(tmp_path: Path, module: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("task: clip\noutput: o\nphases: []\n")
+    done = subprocess.run([sys.executable, "-m", f"tokensieve.{module}", str(path)], capture_output=True, text=True)
+    assert done.returncode == 2 and f"{path}: line 3: phases: " in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, resume",
+    [
+        ("c.yaml", False),
+        ("c.yaml --resume", True),
+        ("--resume c.yaml", True),
+        ("c.yaml --resume 200", 200),
+        ("--resume 200 c.yaml", 200),
+        ("--config_file c.yaml --resume", True),
+    ],
+)
+def test_train_resumes_from_the_last_checkpoint_or_from_that_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, words: str, resume: bool | int
+) -> None:
+    from tokensieve import config, training
+
+    got: list = []
+    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=False))
+    monkeypatch.setattr(training, "run", lambda path, resume, **_: got.append((path, resume)))
+    assert main(["train", *words.split()]) == 0
+    assert got == [("c.yaml", resume)] and type(got[0][1]) is type(resume)
+
+
 @pytest.mark.parametrize(
     "argv",
     [

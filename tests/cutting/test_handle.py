@@ -333,6 +333,42 @@ def test_a_foreign_forward_is_not_taken_for_a_plan():
     assert handle.ledger[0].tokens_out == 6 and "forward" in block.__dict__
 
 
+@pytest.mark.parametrize("plan", ["grid@2:6", "anchor@2:6(k=2,rest=merge)", "grid@2.attn:12 + pool@3:4"])
+def test_a_wrapper_that_came_after_the_plan_stays_when_the_plan_goes(plan):
+    """As PEFT, accelerate and torchao wrap modules."""
+    from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+
+    calls = []
+
+    class Count(ModelHook):
+        def pre_forward(self, module, *args, **kwargs):
+            calls.append(module)
+            return args, kwargs
+
+    tower = make_tower()
+    images, block = images_for(tower), tower.transformer.resblocks[1]
+    with torch.no_grad():
+        stock = tower(images)
+        handle = tokensieve.apply(tower, plan)
+        reduced = tower(images)
+        wrapped = add_hook_to_module(block, Count()).forward
+        assert torch.equal(tower(images), reduced) and calls == [block]
+        with pytest.raises(UserError, match="another plan"):
+            tokensieve.apply(tower, "random@2:6")
+        handle.remove()
+        assert block.forward is wrapped
+        assert torch.equal(tower(images), stock) and calls == [block, block]
+        with tokensieve.apply(tower, plan):
+            assert torch.equal(tower(images), reduced)
+        assert block.forward is wrapped
+        remove_hook_from_module(block)
+        calls.clear()
+        assert torch.equal(tower(images), stock) and torch.equal(copy.deepcopy(tower)(images), stock) and not calls
+        with tokensieve.apply(tower, plan):
+            assert torch.equal(tower(images), reduced)
+        assert torch.equal(tower(images), stock)
+
+
 @pytest.mark.parametrize("plan", ["anchor@2(k=3,m=6)", "anchor@2(k=3,m=6,rest=merge)", "pool@2:9"])
 def test_bf16_and_autocast(plan):
     tower = make_tower()

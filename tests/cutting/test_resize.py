@@ -176,8 +176,8 @@ def test_what_cannot_be_resized_says_why() -> None:
     }.items():
         with pytest.raises(UserError, match=reason):
             tokensieve.apply(model, plan)
-    with pytest.raises(Uncuttable, match="max_num_patches"):
-        tokensieve.apply(tiny_models.hf_model("Siglip2Vision"), "resize(size=24)")
+    with pytest.raises(Uncuttable, match="several layers"):
+        tokensieve.apply(llava(layer=[1, 2]), "resize(size=12)")
 
 
 def test_sizes_are_whole_patches_and_rounding_is_noted() -> None:

@@ -185,7 +185,9 @@ def test_caption_sets_that_are_not_there(name: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr("tokensieve.models.loading.hub.reachable", lambda *hosts: False)
     monkeypatch.setattr("subprocess.call", lambda *command, **options: pytest.fail(f"a command is run: {command}"))
     message = (
-        "needs|pip install" if name == "winoground" else r"needs .* no network.*--dataset_root.*embedded-(captions|selection)"
+        "needs|pip install"
+        if name == "winoground"
+        else r"needs .* is not fetched.*--dataset_root.*embedded-(captions|selection)"
     )
     with pytest.raises(UserError, match=message) as caught:
         data_registry.build_source(name, to_tensor, root=str(tmp_path / "none"), task=data_registry.task_of(name))
@@ -321,14 +323,14 @@ def test_samples_of_another_rank_are_not_decoded(spoilt: Path) -> None:
     assert read_by_both == len(seen) == 34
 
 
-def test_every_rank_hears_of_a_damaged_shard() -> None:
-    class Damaged:
-        def __iter__(self) -> Any:
-            for number in range(6):
-                yield {"__key__": str(number), "__url__": "0.tar", "png": png(picture(0, number)), "cls": b"0"}
-            raise OSError("the disk is gone")
+def test_every_rank_hears_of_a_damaged_shard(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(file: Any) -> Any:
+        for number in range(6):
+            yield str(number), {"png": png(picture(0, number)), "cls": b"0"}
+        raise OSError("the disk is gone")
 
-    source = Source(streams.WebSamples(Damaged(), to_tensor, captions=False), [], [], "")
+    monkeypatch.setattr(streams, "read_samples", damaged)
+    source = Source(streams.WebSamples([str(shards / "test/0.tar")], to_tensor, captions=False), [], [], "")
     for rank in range(3):
         last = list(source.loader(4, 0, rank=rank, world=3))[-1]
         assert [(sample.reason, sample.fatal) for sample in last.broken] == [("the disk is gone", True)]

@@ -137,6 +137,7 @@ def test_a_wrong_line_of_a_jsonl_is_named(tmp_path: Path, line: object, said: st
         ({"name": "vqa2"}, "Did you mean 'vqav2'"),
         ({"name": "embedded-questions", "images": "x"}, "drawn by the program"),
         ({"name": "gqa", "annotations": "x"}, "leave --annotations x out"),
+        ({"name": "mmbench", "images": "x", "split": "dev"}, "leave --images x out"),
         ({"name": "jsonl"}, "needs a file"),
         ({"name": "vqav2", "split": "val"}, "needs --questions, or --dataset_root"),
         ({"name": "gqa", "split": "val", "root": "nowhere"}, "there is no val_balanced_questions.json in nowhere"),

@@ -116,7 +116,7 @@ def test_a_damaged_shard_ends_the_run(run: Run, shards: Path, tmp_path: Path) ->
     shard.write_bytes(b"no archive at all " * 100 + bytes(1024))
     for workers in (0, 2):
         done = run("--dataset_root", "d", "--num_workers", workers, expect=2)
-        assert "cannot read a shard" in done.err and "1.tar" in done.err
+        assert "cannot read" in done.err and "1.tar" in done.err
         assert done.err.count("\n") == 1 and done.files == []
     shard.unlink()
     assert "1.tar is missing" in run("--dataset_root", "d", expect=2).err

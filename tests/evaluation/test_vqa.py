@@ -12,7 +12,7 @@ import torch
 
 from tests.support import vqa_files
 from tests.support.pictures import picture
-from tests.support.processes import torchrun
+from tests.support.processes import two_processes
 from tokensieve import embedded
 from tokensieve.cli import main
 from tokensieve.cutting.handle import apply
@@ -177,7 +177,7 @@ def test_two_processes_give_the_numbers_of_one(run: Run, model: str, tmp_path: P
     alone = run(*flags).by_plan
     shared = tmp_path / "shared"
     rest = ["--model", model, "--num_workers", "0", "--batch_size", "3", "--max_new_tokens", "4", "--output", f"{shared}/"]
-    done = torchrun(["-m", "tokensieve", "eval", *flags, *rest, "--quiet"], tmp_path)
+    done = two_processes(["-m", "tokensieve", "eval", *flags, *rest, "--quiet"], tmp_path)
     assert done.returncode == 0, done.stderr
     (file,) = shared.glob("*.json")
     row = json.loads(file.read_text())

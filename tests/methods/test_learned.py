@@ -20,6 +20,7 @@ from tokensieve.methods.registry import get_method
 from tokensieve.models import loading
 from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
+from tokensieve.parts import resolve
 from tokensieve.rest import apply_rest
 from tokensieve.testing import fresh_part, make_view
 from tokensieve.training import checkpoint, random_state
@@ -203,6 +204,8 @@ def test_a_run_writes_weights_card_and_losses_and_resumes_to_the_same_bits(tmp_p
     assert (whole / "losses.csv").read_text().startswith("step,feature,logits,attention")
     before = fresh_part(METHOD, 128).state_dict()
     after = load_file(whole / "learned.safetensors")
+    last = resolve.read_weights(sorted(whole.glob("checkpoints/step-*"))[-1])["learned"].part.state_dict()
+    assert all(torch.equal(value, last[name]) for name, value in after.items())
     assert after.keys() == before.keys() and all(torch.isfinite(value).all() for value in after.values())
 
     broken, learner = tmp_path / "broken", learned_selector.SelectorLearner(config.load(path))

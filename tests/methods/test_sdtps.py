@@ -16,11 +16,12 @@ from tests.support.rounding import assert_near
 from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
 from tokensieve.methods.farthest_points import farthest_points
+from tokensieve.methods.registry import get_method
 from tokensieve.methods.sdtps import CLIP, EPSILON, Sdtps, sdtps
 from tokensieve.methods.sdtps_modules import TokenAggregation, TokenSparse
 from tokensieve.reid.build import build
 from tokensieve.reid.model import Settings
-from tokensieve.testing import check_method
+from tokensieve.testing import check_method, make_view, one_image
 
 MODALITIES = ("RGB", "NI", "TI")
 
@@ -264,6 +265,25 @@ def test_the_merge_is_the_formula(merged: bool) -> None:
         assert_near(reduction.sizes[b, :-1], sizes)
     assert torch.equal(reduction.weight[:, -1], selected.extra) and bool((reduction.sizes[:, -1] == 1).all())
     assert_near(reduction.sizes.sum(1), view.sizes_or_ones().sum(1) + 1)
+
+
+@torch.no_grad()
+def test_the_merge_of_an_image_does_not_depend_on_its_batch_and_is_safe_in_bf16() -> None:
+    method = get_method("sdtps")
+    for view in (make_view(), make_view(merged=True, seed=2)):
+        part = Sdtps(view.tokens.shape[2], view.n, aggregation="merge").eval()
+        view = replace(view, part=part)
+        before = view.tokens.clone()
+        made = method.decide(view, part.keep, aggregation="merge")
+        assert torch.equal(view.tokens, before)
+        for b in range(len(before)):
+            alone = method.decide(one_image(view, b), part.keep, aggregation="merge")
+            assert torch.equal(alone.index[0], made.index[b])
+            assert_near(alone.as_weight()[0], made.as_weight()[b])
+    view = make_view(dtype=torch.bfloat16, seed=3)
+    part = Sdtps(view.tokens.shape[2], view.n, aggregation="merge").eval()
+    out = method.decide(replace(view, part=part), part.keep, aggregation="merge").apply(view.tokens)
+    assert out.dtype == torch.bfloat16 and bool(torch.isfinite(out).all())
 
 
 @torch.no_grad()

@@ -53,8 +53,8 @@ def test_gradients_stay_finite_when_the_masks_are_hard():
 
 def test_undecided_falls_to_0_as_the_masks_become_hard():
     logits = drawn(3, 20).requires_grad_()
-    values = [float(undecided(budgeted(logits, 5, temperature), 5).detach()) for temperature in (100.0, 1.0, 0.1, 1e-6)]
+    values = [float(undecided(budgeted(logits, 5, temperature)).detach()) for temperature in (100.0, 1.0, 0.1, 1e-6)]
     assert values[0] == pytest.approx(1 - 5 / 20, abs=1e-3) and values == sorted(values, reverse=True)
     assert values[-1] == pytest.approx(0.0, abs=1e-6)
-    undecided(budgeted(logits, 5, 1.0), 5).backward()
+    undecided(budgeted(logits, 5, 1.0)).backward()
     assert (logits.grad.gather(1, logits.topk(1).indices) < 0).all()  # a larger best logit decides more

@@ -108,7 +108,7 @@ def patches_of(images, padding=0):
     b, _, height, width = images.shape
     h, w = height // 8, width // 8
     cells = [images[:, :, 8 * i : 8 * i + 8, 8 * j : 8 * j + 8] for i in range(h) for j in range(w)]
-    flat = torch.stack([cell.flatten(1) for cell in cells], dim=1)
+    flat = torch.stack([cell.permute(0, 2, 3, 1).flatten(1) for cell in cells], dim=1)
     mask = torch.ones(b, h * w + padding, dtype=torch.long)
     mask[:, h * w :] = 0
     shapes = torch.tensor([[h, w]] * b)
@@ -561,6 +561,28 @@ def test_project_gives_the_feature_of_a_sequence_of_one_token(name):
     assert_near(projected.float(), expected[:, None].expand(-1, 4, -1))
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_resized_images_are_all_that_resize_changes(name):
+    """Images that are resized before have the size of the plan already, so it leaves them alone."""
+    model, images = make(name)
+    stock, before = run(name, model, images), snapshot(model)
+    if name == "hf_vit":
+        with pytest.raises(Uncuttable, match="square grids only, not of 6 x 4"):
+            tokensieve.apply(model, "resize(size=16)")
+        return
+    for plan in ("resize(size=16)", "resize(size=16) + anchor@2:3(k=2,rest=merge) + grid@3.attn:2"):
+        with tokensieve.apply(model, plan) as handle:
+            resized = run(name, model, images)
+            first, (h, w) = handle.ledger[0], handle.grid
+            smaller = F.interpolate(images, (8 * h, 8 * w), mode="bicubic")
+            again = run(name, model, smaller)
+        assert first.layer == "image" and first.tokens_out == h * w < first.tokens_in
+        assert_near(again, resized, steps=2000)
+        assert not torch.allclose(resized[:, :1], stock[:, :1])
+        assert_untouched(model, before)
+    assert torch.equal(run(name, model, images), stock)
+
+
 # --- what differs from family to family -----------------------------------------------------------------------------
 
 
@@ -715,6 +737,8 @@ def test_the_table_is_made_by_trying_and_is_the_one_in_the_docs(tmp_path, capsys
     shown = capsys.readouterr().out
     assert page.read_text() == (ROOT / "docs" / "families.md").read_text()
     assert "pooling query" in page.read_text() and "ModifiedResNet" in shown and "@L.attn" in shown
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")][2:]
+    assert {row[0] for row in rows if row[-1] != "yes |"} == {"| open_clip ModifiedResNet", "| LLaVA-NeXT", "| LLaVA-OneVision"}
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
@@ -729,6 +753,7 @@ def test_of_vision_language_models_llava_alone_can_be_cut_before_its_decoder():
     assert [line.coarse for line in lines] == ["CLS row, last token's row", "last token's row"]
     assert not lines[0].reasons and "rearranges its tokens" in lines[1].failure_text()
     assert [line.pooling for line in lines] == ["by size"] * 2
+    assert [line.resize for line in lines] == ["yes", "no"] and "resize: its processor cuts images" in lines[1].failure_text()
 
 
 def test_what_fails_is_shown_with_its_reason():

@@ -78,10 +78,10 @@ def test_what_is_no_part_is_refused_in_one_line(model, scorer, tmp_path):
     path = made(tmp_path, model, scorer)
     (tmp_path / "cut.safetensors").write_bytes(path.read_bytes()[:5000])
     assert "damaged" in refused(model, tmp_path / "cut.safetensors")
-    (tmp_path / "pickled.pt").write_bytes(pickle.dumps({"a": 1}))
-    assert "not a safetensors file" in refused(model, tmp_path / "pickled.pt")
+    (tmp_path / "pickled.bin").write_bytes(pickle.dumps({"a": 1}))
+    assert "not a safetensors file" in refused(model, tmp_path / "pickled.bin")
     torch.save(scorer.state_dict(), tmp_path / "saved.pt")
-    assert "not a safetensors file" in refused(model, tmp_path / "saved.pt")
+    assert "a .pt file needs the name and the folder" in refused(model, tmp_path / "saved.pt")
     save_file(load_file(path), tmp_path / "bare.safetensors")
     assert "not the trained part of a method" in refused(model, tmp_path / "bare.safetensors")
     assert "no file" in refused(model, tmp_path / "nowhere.safetensors")
@@ -213,3 +213,17 @@ def test_a_header_of_the_first_version_still_loads(model, scorer, tmp_path):
     save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps(about)})
     loaded = resolve.load_parts(Plan.parse("learned@4:32"), model, path)["learned"]
     assert part_files.part_checksum(loaded) == part_files.part_checksum(scorer)
+
+
+def test_a_state_dict_is_found_by_name_only_in_its_folder(tmp_path):
+    torch.save({"x": torch.ones(1)}, tmp_path / "mine.pt")
+    (tmp_path / "learned_step_3.pt").write_bytes(b"not a file of torch")
+    torch.save([1], tmp_path / "learned_step_4.pt")
+    for name, reason in (
+        ("mine.pt", "needs the name and the folder that the training gave it"),
+        ("learned_step_2.pt", "no file"),
+        ("learned_step_3.pt", "damaged, or not a state dict"),
+        ("learned_step_4.pt", "not a state dict, which holds tensors by name"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            resolve.read_weights(str(tmp_path / name))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.processes import torchrun
+from tests.support.processes import two_processes
 from tests.support.ranking_reference import slow_ranking
 from tests.support.reid_folders import write_msvr310, write_rgbnt100, write_rgbnt201
 from tokensieve import embedded
@@ -365,7 +365,7 @@ def test_two_processes_give_the_numbers_of_one(run: Run, model: str, root: Path,
     alone = {name: row["metrics"] for name, row in run(*flags).by_plan.items()}
     shared = tmp_path / "shared"
     rest = ["--model", model, "--num_workers", "0", "--batch_size", "3", "--output", f"{shared}/"]
-    done = torchrun(["-m", "tokensieve", "eval", *flags, *rest, "--quiet"], tmp_path)
+    done = two_processes(["-m", "tokensieve", "eval", *flags, *rest, "--quiet"], tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(file.read_text()) for file in shared.glob("*.json")]
     assert {row["reduction"]["plan"]: row["metrics"] for row in rows} == alone and rows[0]["run"]["processes"] == 2

@@ -18,8 +18,7 @@ import torch
 import yaml
 
 import tokensieve
-from tests.support.paths import PYTHONPATH
-from tests.support.processes import free_port
+from tests.support.processes import two_processes
 from tests.support.reid_worker import learner, settings
 from tokensieve import UserError, training
 from tokensieve.cli import main
@@ -408,14 +407,7 @@ made.accelerator.end_training()
 @pytest.mark.slow
 def test_two_processes_hold_one_model(root, tmp_path):
     (tmp_path / "two.py").write_text(TWO)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    ran = subprocess.run(
-        [*command, str(tmp_path / "two.py"), str(root), str(tmp_path / "two.pt")],
-        env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ran = two_processes([str(tmp_path / "two.py"), str(root), str(tmp_path / "two.pt")], tmp_path)
     assert ran.returncode == 0, ran.stderr[-3000:]
     found = torch.load(tmp_path / "two.pt", weights_only=True)
     one = learner(root)

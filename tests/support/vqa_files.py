@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.pictures import picture
+from tests.support.pictures import picture, png
 from tests.support.vlm_models import IMAGE, PAD, llava
 
 WORDS = [
@@ -81,6 +83,91 @@ def gqa(root: Path, split: str = "val") -> None:
             "types": {"structural": kind, "semantic": "attr", "detailed": "x"},
         }
     (root / f"{split}_balanced_questions.json").write_text(json.dumps(asked))
+
+
+def textvqa(root: Path, split: str = "val") -> Path:
+    """Two questions about one image and one about another, ten answers each; the file."""
+    (root / "train_images").mkdir(parents=True)
+    entries = []
+    for number, image in enumerate(("003a8ae2ef43b901", "003a8ae2ef43b901", "4a7f")):
+        picture(number, number).save(root / "train_images" / f"{image}.jpg")
+        entries.append(
+            {
+                "question_id": 34602 + number,
+                "question": f"what is the word{number} ?",
+                "image_id": image,
+                "image_classes": ["dog"],
+                "answers": ["red"] * (10 - number) + ["dog"] * number,
+                "set_name": split,
+            }
+        )
+    file = root / f"TextVQA_0.5.1_{split}.json"
+    file.write_text(json.dumps({"dataset_type": split, "dataset_name": "textvqa", "dataset_version": "0.5.1", "data": entries}))
+    return file
+
+
+POPE = {"random": "yes no yes no", "popular": "yes no yes yes", "adversarial": "no no"}  # labels by subset
+
+
+def pope(root: Path) -> None:
+    """The three files, about two images."""
+    (root / "coco").mkdir(parents=True)
+    (root / "val2014").mkdir()
+    for number in range(2):
+        picture(number, number).save(root / "val2014" / f"COCO_val2014_{number:012d}.jpg")
+    for subset, labels in POPE.items():
+        lines = [
+            {"question_id": n, "image": f"COCO_val2014_{n % 2:012d}.jpg", "text": f"is there a word{n} ?", "label": label}
+            for n, label in enumerate(labels.split(), 1)
+        ]
+        (root / "coco" / f"coco_pope_{subset}.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def scienceqa(root: Path) -> dict[str, Any]:
+    """Four test questions, one of them without an image, and one of another split; the problems."""
+    problems: dict[str, Any] = {}
+    for number, (key, split) in enumerate((("4", "test"), ("5", "test"), ("11", "test"), ("12", "test"), ("2", "train"))):
+        problems[key] = {
+            "question": "what colour is this ?",
+            "choices": ["red", "green", "blue"][: 2 + number % 2],
+            "answer": number % 2,
+            "hint": "the dog is red" if number == 1 else "",
+            "image": None if key == "11" else "image.png",
+            "split": split,
+            "subject": "natural science" if number % 2 else "social science",
+        }
+        if key != "11":
+            folder = root / "images" / split / key
+            folder.mkdir(parents=True)
+            picture(number, number).save(folder / "image.png")
+    (root / "problems.json").write_text(json.dumps(problems))
+    splits = {"train": ["2"], "test": ["4", "5", "11", "12"], "minitest": ["5"]}
+    (root / "pid_splits.json").write_text(json.dumps(splits))
+    return problems
+
+
+COLUMNS = ("index", "question", "hint", "A", "B", "C", "D", "answer", "category", "image", "source", "l2-category", "split")
+
+
+def mmbench(root: Path, columns: tuple[str, ...] = COLUMNS, copies: bool = False) -> Path:
+    """Three questions: four, two and four options, the last two about one image. copies: also all rotations, as later files."""
+    root.mkdir(parents=True, exist_ok=True)
+    rows = []
+    options = (["red", "green", "blue", "dog"], ["yes", "no"], ["one", "two", "three", "red, a dog"])
+    for number, (choices, answer) in enumerate(zip(options, (0, 1, 3), strict=True)):
+        image = "1" if number == 2 else base64.b64encode(png(picture(number, number))).decode()
+        for turn in range(len(choices) if copies else 1):
+            rotated = choices[turn:] + choices[:turn]
+            row = {"index": number + turn * 1_000_000, "question": f"what is word{number} ?", "image": image, "split": "dev"}
+            row |= {"hint": "look at\nthe dog" if number == 1 else "nan", "category": "c", "l2-category": f"kind {number % 2}"}
+            row |= dict(zip("ABCD", rotated, strict=False)) | {"answer": "ABCD"[rotated.index(choices[answer])]}
+            rows.append(row)
+    file = root / "mmbench_dev_20230712.tsv"
+    with file.open("w", newline="") as opened:
+        table = csv.DictWriter(opened, columns, restval="", extrasaction="ignore", delimiter="\t")
+        table.writeheader()
+        table.writerows(sorted(rows, key=lambda row: row["index"]))
+    return file
 
 
 def jsonl(root: Path, lines: list[dict[str, Any]] | None = None) -> Path:

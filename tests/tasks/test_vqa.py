@@ -123,12 +123,12 @@ def test_answers_are_compared_as_vqa_does(answer: str, compared: str) -> None:
 
 def test_the_numbers_of_all_and_of_every_kind_with_the_error_of_whole_images() -> None:
     record = scores.Scored([1.0, 0.0, 0.3, 1.0], [1.0, 0.0, 0.0, 1.0], ["yes/no", "other", "other", ""], ["a", "a", "b", "c"])
-    made = scores.metrics([record])
+    made = scores.OpenAnswers().metrics([record])
     assert made["vqa_score"] == pytest.approx(0.575) and made["exact_match"] == 0.5
     assert made["vqa_score_yes_no"] == 1 and made["vqa_score_other"] == pytest.approx(0.15) and "vqa_score_" not in made
     away = [(1 - 0.575) + (0 - 0.575), 0.3 - 0.575, 1 - 0.575]  # of the images a, b and c
     assert made["vqa_score_stderr"] == pytest.approx(sum(x * x for x in away) ** 0.5 / 4)
-    alone = scores.metrics([scores.Scored([1.0, 0.0, 1.0, 1.0], [1.0] * 4, [""] * 4, list("abcd"))])
+    alone = scores.OpenAnswers().metrics([scores.Scored([1.0, 0.0, 1.0, 1.0], [1.0] * 4, [""] * 4, list("abcd"))])
     assert alone["vqa_score_stderr"] == pytest.approx((0.75 * 0.25 / 4) ** 0.5)
 
 

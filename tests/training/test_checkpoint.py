@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.support.states import same
+from tokensieve.errors import UserError
 from tokensieve.training import checkpoint, random_state
 
 STATE = {
@@ -35,6 +36,33 @@ def test_the_last_two_are_kept(tmp_path):
     for step in (1, 2, 3, 10):
         checkpoint.save(tmp_path, step, {"x": torch.tensor(step)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000010"]
+
+
+@pytest.mark.parametrize("keep, kept", [(1, [10]), (3, [2, 3, 10]), (None, [1, 2, 3, 10])])
+def test_as_many_as_wanted_are_kept(tmp_path, keep, kept):
+    for step in (1, 2, 3, 10):
+        checkpoint.save(tmp_path, step, {}, {"maker": {"x": torch.ones(1)}}, keep=keep)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-{step:08d}" for step in kept]
+    assert {path.name for path in tmp_path.glob("*.pt")} == {f"maker_step_{step}.pt" for step in kept}
+
+
+def test_a_run_that_went_back_leaves_the_steps_it_came_from(tmp_path):
+    for step in (2, 4, 6):
+        checkpoint.save(tmp_path, step, {}, keep=None)
+    assert checkpoint.at_step(tmp_path, 2).step == 2
+    checkpoint.save(tmp_path, 3, {"x": 1}, keep=None)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step-00000002", "step-00000003"]
+    with pytest.raises(UserError, match="has no checkpoint of step 4; there are those of the steps 2, 3"):
+        checkpoint.at_step(tmp_path, 4)
+    (tmp_path / "step-00000003/state.json").write_text("")
+    with pytest.raises(UserError, match=r"state\.json differs from what was written"):
+        checkpoint.at_step(tmp_path, 3)
+
+
+def test_parts_lie_beside_the_state(tmp_path):
+    for save in (checkpoint.save, checkpoint.save_best):
+        folder = save(tmp_path, 1, {"x": torch.ones(1)}, None, {"merger.safetensors": b"part"})
+        assert (folder / "merger.safetensors").read_bytes() == b"part" and checkpoint.load(folder).step == 1
 
 
 def test_state_dicts_go_with_their_checkpoints_and_those_of_others_stay(tmp_path):

@@ -23,7 +23,7 @@ import yaml
 
 from tests.support import toy_training as toy
 from tests.support.paths import PYTHONPATH, ROOT
-from tests.support.processes import free_port
+from tests.support.processes import Started, free_port, start_two, two_processes
 from tests.support.pruning_worker import settings
 from tests.support.states import same
 from tokensieve import UserError, training
@@ -193,6 +193,17 @@ def test_evaluating_does_not_change_what_is_learned(tmp_path, whole):
     assert all(torch.equal(once.state["learner"]["maker"][name], w) for name, w in often.state["learner"]["maker"].items())
 
 
+def test_a_run_goes_back_to_a_step_and_on_to_the_same_bits(tmp_path, whole):
+    run = tmp_path / "run"
+    training.run(toy.config(keep_checkpoints="all"), output=run, quiet=True)
+    assert {path.name for path in run.glob("checkpoints/step-*")} == {f"step-{step:08d}" for step in (3, 6, 9, 12)}
+    training.run(toy.config(keep_checkpoints="all"), resume=6, output=run, quiet=True)
+    assert resumed_at(run) == 6
+    assert_same(whole[1], run)
+    with pytest.raises(UserError, match="has no checkpoint of step 7; there are those of the steps 3, 6, 9, 12"):
+        training.run(toy.config(), resume=7, output=run, quiet=True)
+
+
 def test_a_run_is_resumed_with_as_many_processes(tmp_path, whole):
     with pytest.raises(UserError, match="started with 2 processes and this is 1; resume it with 2"):
         training.run(toy.config(), resume=True, output=whole[2], quiet=True)
@@ -310,6 +321,26 @@ def test_the_best_is_the_first_of_the_best_and_what_is_not_finite_never_is(tmp_p
     assert checkpoint.load(tmp_path / "checkpoints" / "best").step == best and last == {"acc": 0.1}
 
 
+def test_of_equally_good_steps_the_tie_breaker_decides_also_after_a_restart(tmp_path):
+    measured = [(0.5, 2.0), (0.5, 1.0), (0.4, 0.1), (0.5, 1.5), (0.5, None), (0.5, 0.9)]
+    learner = Stub([1.0] * 6, monitor=("acc", "max"), tie_breaker=("loss", "min"))
+    learner.evaluate = lambda done: dict(zip(("acc", "loss"), measured[done - 1], strict=True))
+    for steps, best in ((4, 2), (5, 2), (6, 6)):
+        loop.train(learner, tmp_path, steps=steps, checkpoint_every=1, evaluate_every=1, resume=steps > 4, quiet=True)
+        assert checkpoint.load(tmp_path / "checkpoints" / "best").step == best
+
+
+def test_losses_are_logged_by_their_groups_and_the_learner_introduces_itself(tmp_path, capsys):
+    learner = Stub([0.25], loss_groups={"loss": "makers", "other": "critics"}, describe=lambda: ["makers: two of them"])
+    learner.step = lambda index: {"loss": 0.25, "temperature": 0.5}
+    loop.train(learner, tmp_path, steps=1, checkpoint_every=1)
+    text = (tmp_path / "logs" / "training.log").read_text()
+    assert "step 1/1  temperature 0.50000\n  makers:\n    - loss: 0.25000\n" in text and "critics" not in text
+    assert text.splitlines()[1].endswith("makers: two of them") and "makers: two of them\n" in capsys.readouterr().err
+    assert set(curves(tmp_path)) == {"makers/loss", "train/temperature"}
+    assert json.loads((tmp_path / "logs" / "log.jsonl").read_text()) == {"step": 0, "loss": 0.25, "temperature": 0.5}
+
+
 def test_a_best_folder_whose_replacement_was_not_finished_comes_back(tmp_path):
     checkpoint.save_best(tmp_path, 3, {"x": torch.ones(1)})
     (tmp_path / "best").rename(tmp_path / ".replaced-best")
@@ -379,10 +410,10 @@ def test_a_full_disk_ends_all_and_keeps_the_checkpoint_before(tmp_path, whole, s
     def small(rank: int) -> None:
         real = checkpoint.save
 
-        def save(run: Path, step: int, *rest: Any) -> Path:
+        def save(run: Path, step: int, *rest: Any, **options: Any) -> Path:
             if step > 3:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (state.stat().st_size - 100,) * 2)
-            return real(run, step, *rest)
+            return real(run, step, *rest, **options)
 
         checkpoint.save = save
 
@@ -429,7 +460,7 @@ def torchrun(*words: str, **variables: str) -> subprocess.Popen[str]:
     return launch([*there, *words], **variables)
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: subprocess.Popen[str] | Started) -> None:
     end = time.monotonic() + 300
     while not path.exists():
         assert process.poll() is None and time.monotonic() < end
@@ -473,16 +504,16 @@ def test_the_pruners_of_a_vlm_trained_by_two_processes_killed_and_resumed(tmp_pa
         path = tmp_path / f"{name}.yaml"
         how = {"batch_size": 2, "max_steps": 9, "epochs": 3, "threads": 1, "num_workers": 1, "evaluate_every": 4}
         path.write_text(yaml.safe_dump(settings(backbone, run, how=how)))
-        command = ("-m", "tokensieve", "train", str(path), "--output", str(run), "--quiet")
-        process = torchrun(*command)
+        command = ["-m", "tokensieve", "train", str(path), "--output", str(run), "--quiet"]
         if name == "killed":
-            wait_for(run / "checkpoints" / "step-00000003", process)
-            for rank in ranks_of(run):
-                os.kill(rank, signal.SIGKILL)
-            process.communicate(timeout=300)
-            process = torchrun(*command, "--resume")
-        _, said = process.communicate(timeout=600)
-        assert process.returncode == 0, said
+            ranks = start_two(command, tmp_path)
+            wait_for(run / "checkpoints" / "step-00000003", ranks[0])
+            for rank in ranks:
+                os.killpg(rank.pid, signal.SIGKILL)
+                rank.wait()
+            command = [*command, "--resume"]
+        done = two_processes(command, tmp_path)
+        assert done.returncode == 0, done.stderr
         found, _ = checkpoint.latest(run / "checkpoints")
         ends.append(found.state["learner"] | {"seconds": 0})
         result = json.loads((run / "result.json").read_text())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,16 +11,17 @@ import torch
 import yaml
 
 import tokensieve
-from tests.support.paths import PYTHONPATH, ROOT
-from tests.support.processes import free_port
+from tests.support.paths import ROOT
+from tests.support.processes import two_processes
 from tests.support.pruning_worker import gradients, learner, settings, weights
 from tokensieve import UserError, config, training
 from tokensieve.config.pruning import DeepLearning, Pruning, PruningTraining
 from tokensieve.data import vqa
 from tokensieve.data.images import BrokenImage
 from tokensieve.models.loading import vlm as load_vlm
+from tokensieve.parts import resolve
 from tokensieve.tasks.vqa import answering
-from tokensieve.training import processes
+from tokensieve.training import checkpoint, processes
 from tokensieve.training.pruning import batches, evaluation
 from tokensieve.training.pruning.batches import NO_ANSWER, Collate
 from tokensieve.training.pruning.discriminator import Discriminator, critic_loss
@@ -68,6 +67,29 @@ def test_each_part_can_be_left_out(backbone, method, groups):
     assert ("distill_loss" in told) == bool(method.get("distill_loss_weight"))
     measured = made.evaluate(1)
     assert measured["avg_merged_tokens"] == (25 if "token_merger" in groups else 49)
+
+
+def test_no_more_tokens_than_the_cap_enter_the_language_model(backbone):
+    """Without a merger they are merged by cover, also where a head prunes the first layer; a merger leaves no more."""
+    for method, plan, left in (
+        (
+            {"merger_type": "none", "pruning_layers": [0, 2], "max_vision_tokens": 30},
+            "cover@llm.0:30 + cross@llm.0,2",
+            [("llm.0", 30), ("llm.0", 15), ("llm.2", 6)],
+        ),
+        ({"max_vision_tokens": 20}, "merger@out + cross@llm.1,3", [("out", 20), ("llm.1", 15), ("llm.3", 6)]),
+        ({"max_vision_tokens": 60}, "merger@out + cross@llm.1,3", [("out", 25), ("llm.1", 15), ("llm.3", 6)]),
+    ):
+        made = learner(backbone, method=method | {"hard_share": 1.0})
+        assert str(made.plan) == plan
+        losses = made.step(0)
+        assert all(np.isfinite(value) for value in losses.values())
+        assert [(row.layer, row.tokens_out) for row in made.handle.ledger] == left
+        for group in made.parts.values():
+            assert all(p.grad is not None and p.grad.abs().max() > 0 for p in group.parameters())
+        with made.evaluator._evaluation_mode():
+            cost = made.evaluator.costs()
+        assert cost["avg_original_tokens"] == 49 and cost["tokens_cut_at_end"] == 1 - 6 / 49
 
 
 def test_the_critic_and_what_it_judges_are_moved_apart(backbone):
@@ -276,14 +298,7 @@ made.accelerator.end_training()
 @pytest.mark.slow
 def test_two_processes_are_one_with_twice_the_batch(backbone, tmp_path):
     (tmp_path / "two.py").write_text(TWO)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    ran = subprocess.run(
-        [*command, str(tmp_path / "two.py"), str(backbone), str(tmp_path / "two.pt")],
-        env=os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    ran = two_processes([str(tmp_path / "two.py"), str(backbone), str(tmp_path / "two.pt")], tmp_path)
     assert ran.returncode == 0, ran.stderr[-3000:]
     one = learner(backbone, how={"batch_size": 4})
     one.step(0)
@@ -322,6 +337,32 @@ def test_a_run_writes_what_was_promised(backbone, tmp_path):
     assert card["plan"] == "merger@out + cross@llm.1,3" and card["parameters"]["token_merger"] > 0
 
 
+def test_weights_of_every_checkpoint_can_be_used(backbone, tmp_path):
+    """Of a run that is not finished: its best step, a step by its folder, and the plain state dicts by their names."""
+    run, folder, plan = tmp_path / "run", tmp_path / "run/checkpoints", "merger@out + cross@llm.1,3"
+    made = settings(backbone, run, how={"epochs": 1, "evaluate_every": 3, "checkpoint_every": 2, "keep_checkpoints": "all"})
+
+    def stop(step, numbers):
+        if step == 6:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        training.run(PruningTraining.model_validate(made), quiet=True, report=stop)
+    assert not list(run.glob("*.safetensors"))
+    model = load_vlm.load(str(backbone)).model
+    plain = [str(folder / f"{name}_step_2.pt") for name in ("token_merger", "layer_pruners")]
+    for given, name in ((run, "best"), (folder / "step-00000004", "step-00000004"), (plain, "step-00000002")):
+        saved = checkpoint.load(folder / name)
+        found = resolve.read_weights(given)
+        with tokensieve.apply(model, plan, weights=given) as handle:
+            for method, group in (("merger", "token_merger"), ("cross", "layer_pruners")):
+                state = handle.parts[method].state_dict()
+                assert all(torch.equal(value, state[key]) for key, value in saved.state["learner"]["groups"][group].items())
+                assert found[method].about["trained"]["steps"] == saved.step
+    with pytest.raises(UserError, match=r"discriminator_step_2\.pt: these tensors are of no method"):
+        resolve.read_weights(str(folder / "discriminator_step_2.pt"))
+
+
 def test_the_result_is_that_of_the_best_step_with_its_times(backbone, tmp_path, monkeypatch):
     """Also where the last step was worse; the weights that are written are those of the best one."""
     run, best = tmp_path / "run", {}
@@ -342,6 +383,53 @@ def test_the_result_is_that_of_the_best_step_with_its_times(backbone, tmp_path, 
 
     written = load_file(run / "cross.safetensors")
     assert all(torch.equal(value, written[name]) for name, value in kept.items())
+
+
+def test_the_validation_loss_is_that_of_each_answer_on_the_hard_path(backbone):
+    made = learner(backbone, how={"eval_batch_size": 4}, method={"prune_rest": "merge"})
+    losses = []
+    with made.evaluator._evaluation_mode(), torch.no_grad():
+        measured = made.evaluator.loss()
+        for item in (made.val_data[i] for i in range(6)):
+            batch = made.collate([item], torch.zeros(1, dtype=torch.long))
+            with made.handle, made.handle.call(context={"question": batch.question}):
+                states = made.model.model(**batch.inputs, use_cache=False).last_hidden_state
+            told = batch.labels != NO_ANSWER
+            logits = made.model.get_output_embeddings()(states[told]).double()
+            losses.append(float(torch.nn.functional.cross_entropy(logits, batch.labels[told])))
+    assert measured == pytest.approx(sum(losses) / 6, rel=1e-4)
+    assert max(losses) - min(losses) > 0.01 * measured  # the mean of different ones
+
+
+def test_the_best_step_is_that_of_the_highest_accuracy_or_of_the_lowest_loss(backbone, tmp_path, monkeypatch):
+    losses = {3: 0.5, 6: 0.9}
+    for monitor, best in (("accuracy_hard", 6), ("loss", 3)):
+        run, done = tmp_path / monitor, []
+        made = settings(backbone, run, how={"epochs": 1, "evaluate_every": 3, "monitor": monitor})
+        monkeypatch.setattr(Evaluator, "score", lambda self, soft, done=done: [len(done) / 4] * 6)
+        monkeypatch.setattr(Evaluator, "loss", lambda self, done=done: losses[3 * (len(done) + 1)])
+        training.run(
+            PruningTraining.model_validate(made), quiet=True, report=lambda step, numbers, done=done: done.append(step)
+        )
+        assert json.loads((run / "result.json").read_text())["step"] == best
+
+
+def test_the_log_has_the_groups_of_the_optimizers_and_what_is_trained(backbone, tmp_path, capsys):
+    run = tmp_path / "run"
+    training.run(PruningTraining.model_validate(settings(backbone, run, how={"max_steps": 2})))
+    text, printed = (run / "logs/training.log").read_text(), capsys.readouterr().err
+    for line in (
+        "token merger: question_aware, merge ratio 0.51 (49 -> 25 tokens)",
+        "pruning layers: [1, 3] (25 -> 15, 6 tokens), cross_attention",
+        "temperature: 1 -> 0.1 over the first 1 of 2 steps",
+    ):
+        assert line in text and line in printed
+    step = text.split("step 2/2")[1].splitlines()[1:]
+    keys = [line.strip().split(":")[0].removeprefix("- ") for line in itertools.takewhile(lambda x: x.startswith("  "), step)]
+    groups = {"token_merger", "layer_pruners", "discriminator"}
+    assert [key for key in keys if key in groups] == ["token_merger", "layer_pruners", "discriminator"]
+    assert keys.index("merge_sparsity_loss") < keys.index("layer_pruners") < keys.index("task_loss")
+    assert keys.index("task_loss") < keys.index("discriminator") < keys.index("real_loss") and "temperature" not in keys
 
 
 class Holes:
@@ -460,15 +548,11 @@ def test_all_that_the_model_cannot_do_is_told_at_once(backbone):
             method={
                 "pruning_layers": [2, 4, 31],
                 "target_prune_tokens": [48, 20, 6],
-                "target_merge_tokens": 30,
-                "max_vision_tokens": 40,
             },
         )
     message = str(told.value)
     assert "[4, 31] beyond the language model's 4 layers; allowed are 0 to 3" in message
-    assert "target_merge_tokens: 30 and merge_ratio: 0.5 (25 of 49 tokens) contradict" in message
-    assert "48 are more than the 30 tokens that arrive there" in message
-    assert "max_vision_tokens: 40" in message
+    assert "48 are more than the 25 tokens that arrive there" in message
     (told,) = Pruning(target_merge_tokens=77, pruning_layers=()).check_counts(49, 4)
     assert told == "target_merge_tokens: 77 are more than the 49 vision tokens of an image"
     (told,) = Pruning(merge_ratio=1.0, pruning_layers=()).check_counts(49, 4)
@@ -486,7 +570,7 @@ def test_all_that_the_model_cannot_do_is_told_at_once(backbone):
     [
         ("method_settings", {"pruning_layers": [3, 1]}, r"\[3, 1\] do not ascend; for example \[1, 3\]"),
         ("method_settings", {"target_prune_tokens": [6, 15]}, "do not descend"),
-        ("method_settings", {"target_prune_tokens": [6]}, "1 counts for 2 pruning layers"),
+        ("method_settings", {"target_prune_tokens": [9, 8, 6]}, "3 counts for 2 pruning layers"),
         ("method_settings", {"pruner_d_internal": 18}, "cannot be divided among 4 heads"),
         ("method_settings", {"temperature_min": 2.0}, "above the temperature"),
         ("method_settings", {"merger_type": "none", "pruning_layers": []}, "nothing to train"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pictures import picture
+from tests.support.pruning_worker import backbone  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import tokensieve
 from tests.support import hf_models
 from tokensieve.cli import main
 from tokensieve.models import loading
+from tokensieve.models.registry import open_tower
 from tokensieve.plan import Plan
 from tokensieve.tuning.evaluator import Evaluator
 
@@ -124,7 +126,11 @@ def test_errors_are_one_line_before_the_model_is_loaded(
     assert message in error and error.count("\n") == 1
 
 
-def test_what_the_model_cannot_reach_is_an_error(tune: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_model_cannot_reach_is_an_error_before_any_work(
+    tune: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for work in ("seconds_per_image", "compute_full", "speedups"):
+        monkeypatch.setattr(Evaluator, work, lambda *_, **__: pytest.fail("images were run"))
     assert tune("--speedup", "900")[0] == 2
     assert "--speedup 900 cannot be reached: the fastest plan" in capsys.readouterr().err
     assert tune("--keep", "24")[0] == 2
@@ -151,16 +157,22 @@ def test_models_without_images_of_their_own_need_some(tiny_clip: SimpleNamespace
     assert "--images is missing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["clip", "siglip2"])
-def test_hugging_face_models(kind: str, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A family that cannot be resized is searched without it, and the output says so."""
-    model = hf_models.save(kind, Path("model"))
+@pytest.mark.parametrize("can_be_resized", [True, False])
+def test_hugging_face_models(
+    can_be_resized: bool, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that cannot be resized is searched without it, and the output says so."""
+    model = hf_models.save("siglip2", Path("model"))
+    if not can_be_resized:
+        monkeypatch.setattr(
+            "tokensieve.tuning.outline.open_tower", lambda net: replace(open_tower(net), resize=None, no_resize_reason="no")
+        )
     flags = ["--model_type", "hf", "--model", model, "--images", str(photos), "--output", "out", "--trials", "4", *QUICK]
     assert main(["tune", *flags]) == 0
     found = json.loads(Path("out/tune.json").read_text())
     resized = [row["plan"] for row in (*found["trials"], *found["measured"]) if "resize" in row["plan"]]
-    assert bool(resized) == (kind == "clip")
-    assert ("searched without resize" in capsys.readouterr().out) == (kind == "siglip2")
+    assert bool(resized) == can_be_resized
+    assert ("searched without resize: no" in capsys.readouterr().out) != can_be_resized
 
 
 @pytest.mark.slow
@@ -182,10 +194,10 @@ def test_embedded_models(flags: list[str], measures: set[str]) -> None:
 
 
 @pytest.mark.slow
-def test_questions_and_a_model_of_timm(photos: Path) -> None:
+def test_questions_and_a_model_of_timm(photos: Path, backbone: Path) -> None:
     Path("q.txt").write_text("What is in the image?\nWhich colour is it?\n")
     images = ["--images", str(photos), "--limit", "8", "--trials", "2", "--methods", "cover", *QUICK]
-    llava = ["--model", "sieve-llava-8", "--questions", "q.txt", "--keep", "20", "--output", "vlm"]
+    llava = ["--model", str(backbone), "--questions", "q.txt", "--keep", "20", "--output", "vlm"]
     assert main(["tune", *llava, *images, "--quiet"]) == 0
     found = json.loads(Path("vlm/tune.json").read_text())
     assert found["images"]["questions"] == ["What is in the image?", "Which colour is it?"]

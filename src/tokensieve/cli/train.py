@@ -16,7 +16,19 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
         help="YAML file, and values that replace those of its keys, such as MODEL.SDTPS_BETA 0.3",
     )
     parser.add_argument("--config_file", metavar="CONFIG", help="the YAML file, if it is not the first word")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="STEP",
+        help="go on from the last checkpoint, or from that of a step (see keep_checkpoints in the file)",
+    )
+    parser.add_argument(
+        "--data",
+        choices=["embedded"],
+        help="train on the embedded questions, whatever data the file names (two-stage VLM pruning)",
+    )
     parser.add_argument("--output", metavar="DIR", help="folder of the run (default: the one the file names)")
     parser.add_argument("--exp_name", metavar="NAME", help="the folder of this name in the one that the file names")
     parser.add_argument("--quiet", action="store_true", help="no progress")
@@ -26,6 +38,8 @@ def run_train(args: argparse.Namespace) -> None:
     from tokensieve import config
 
     path, overrides = _file_and_values(args)
+    if args.data is not None:
+        overrides = {"dataset_settings": f"{{name: {args.data}}}"} | overrides
     made = config.load(path, overrides)
     output = args.output
     if args.exp_name is not None:
@@ -47,6 +61,10 @@ def run_train(args: argparse.Namespace) -> None:
 def _file_and_values(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """The file, and the values of keys that come after it."""
     words = list(args.words)
+    if isinstance(args.resume, str) and args.resume.isdigit():
+        args.resume = int(args.resume)
+    elif isinstance(args.resume, str):  # no step: the word that follows --resume is the file
+        words, args.resume = [args.resume, *words], True
     path = args.config_file or (words.pop(0) if words else None)
     if path is None:
         raise UserError("which CONFIG? Give the path of a YAML file, such as tokensieve train configs/embedded_reid.yml")

@@ -18,19 +18,22 @@ if TYPE_CHECKING:
     from tokensieve.config.schema import Training
 
 
-def load(path: str | Path, overrides: Mapping[str, str] | None = None) -> Any:
+def load(path: str | Path, overrides: Mapping[str, str] | None = None, *, searching: bool = False) -> Any:
     """Read and check a training file: an instance of its training's schema. Raises ConfigErrors with everything wrong in it.
 
     overrides: values by the path of their key, as in "SOLVER.BASE_LR"; each is read as YAML and replaces that of the file.
+    searching: for a search, also if the file does not turn one on. A search without a space gets that of the training.
     """
     from tokensieve.config import explain
     from tokensieve.config.document import Document
-    from tokensieve.config.search_space import check_space, key_path
+    from tokensieve.config.search_space import check_space, fill_space, is_search, key_path
 
     document = Document(Path(path))
     for key, text in (overrides or {}).items():
         document.override(key_path(key), _read_value(text))
     schema: type[Training] = resolve(training_of(document).schema)
+    if searching or is_search(document):
+        fill_space(document, schema)
     return explain.check_document(document, schema, [*document.duplicates, *check_space(document, schema)])
 
 

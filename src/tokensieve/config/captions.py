@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tokensieve.config.schema import Optimizer, Training
-from tokensieve.config.section import Count
+from tokensieve.config.section import Count, KeepCheckpoints
 
 
 class CaptionTraining(Training):
@@ -29,6 +29,7 @@ class CaptionTraining(Training):
     """Weight of the contrastive loss between captions and pictures; that of the caption loss is 1."""
     threads: Count | None = None
     checkpoint_every: Count = 200
+    keep_checkpoints: KeepCheckpoints = 2
     evaluate: bool = True
     """At the end, measure on the val and test splits and write the numbers to card.json."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tokensieve.config.schema import Optimizer, Phase, Training
-from tokensieve.config.section import Count
+from tokensieve.config.section import Count, KeepCheckpoints
 
 
 class ClipTraining(Training):
@@ -23,6 +23,7 @@ class ClipTraining(Training):
     workers: Annotated[int, Field(ge=0)] = 1
     threads: Count | None = None
     checkpoint_every: Count = 100
+    keep_checkpoints: KeepCheckpoints = 2
     evaluate: bool = True
     """At the end, measure on the val and test splits and write the numbers to card.json."""
 

@@ -27,15 +27,20 @@ class ConfigError:
 
 
 class ConfigErrors(UserError):
-    """All errors of a file. The message is one line; `lines` has one line for each error."""
+    """All errors of a file. The message is one line; `lines` has one line for each error.
 
-    def __init__(self, file: Path, errors: Iterable[ConfigError]) -> None:
-        self.file, self.errors = file, sorted(set(errors))
-        super().__init__(f"{file}: " + "; ".join(f"line {error.line}: {error}" for error in self.errors))
+    block: lines to paste into the file, if a section is missing; they end the message.
+    """
+
+    def __init__(self, file: Path, errors: Iterable[ConfigError], block: str = "") -> None:
+        self.file, self.errors, self.block = file, sorted(set(errors)), block
+        message = f"{file}: " + "; ".join(f"line {error.line}: {error}" for error in self.errors)
+        super().__init__(f"{message}\n\n{block}" if block else message)
 
     @property
     def lines(self) -> list[str]:
-        return [f"{self.file}:{error.line}: {error}" for error in self.errors]
+        lines = [f"{self.file}:{error.line}: {error}" for error in self.errors]
+        return [*lines, "", self.block] if self.block else lines
 
 
 class Document:

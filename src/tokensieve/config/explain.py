@@ -26,7 +26,8 @@ def check_document(document: Document, schema: type[BaseModel], known: Iterable[
     except ValidationError as error:
         errors += [error for one in error.errors() for error in _explain(one, document, schema)]
         errors += _errors_hidden_by_others(error.errors(), document, schema)
-        raise ConfigErrors(document.path, errors) from None
+        blocks = [_block(one["loc"], schema) for one in error.errors() if one["type"] == "missing"]
+        raise ConfigErrors(document.path, errors, "\n".join(filter(None, blocks))) from None
     if errors:
         raise ConfigErrors(document.path, errors)
     return made
@@ -64,6 +65,11 @@ def _errors_hidden_by_others(errors: Sequence[Any], document: Document, schema: 
     return []
 
 
+def _block(path: Sequence[int | str], schema: Any) -> str:
+    """The lines that a file may have for a section that it lacks."""
+    return str(getattr(schema, "examples", {}).get(".".join(map(str, path)), ""))
+
+
 def _words(text: str) -> str:
     """The words of a text with spaces around them: pruning_layers and "pruning layers" alike."""
     return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower()))} "
@@ -80,7 +86,8 @@ def _explain(error: Any, document: Document, schema: type[BaseModel]) -> Iterato
         hint = did_you_mean(str(key), allowed) or _suggest_section(str(key), schema)
         yield document.error(path, f"unknown key; allowed are {', '.join(allowed)}.{hint}")
     elif kind == "missing":
-        yield document.error(path, "missing")
+        hint = "; paste the lines below and adapt them, or use --data embedded" if _block(path, schema) else ""
+        yield document.error(path, f"missing{hint}")
     elif kind == "literal_error":
         options = [str(option) for option in get_args(_bare(annotation_at(schema, path)))]
         yield document.error(path, f"{value!r} is not one of {', '.join(options)}.{did_you_mean(str(value), options)}")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tokensieve.config.schema import Optimizer, Training
-from tokensieve.config.section import Count, Fraction
+from tokensieve.config.section import Count, Fraction, KeepCheckpoints
 
 
 class SelectorOptimizer(Optimizer):
@@ -52,6 +52,7 @@ class SelectorTraining(Training):
     threads: Count | None = None
     device: str | None = None
     checkpoint_every: Count = 50
+    keep_checkpoints: KeepCheckpoints = 2
     evaluate: bool = True
     """At the end, measure every plan and the full model on the validation split and write the numbers to card.json."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from tokensieve.config.schema import Optimizer, Training
-from tokensieve.config.section import Count, Section
+from tokensieve.config.section import Count, KeepCheckpoints, Section
 
 QuestionKind = Literal["colour", "shape", "count", "position", "presence", "place"]
 
@@ -55,6 +55,7 @@ class LlavaTraining(Training):
     phases: Annotated[tuple[LlavaPhase, ...], Field(min_length=1)]
     threads: Count | None = None
     checkpoint_every: Count = 50
+    keep_checkpoints: KeepCheckpoints = 2
     evaluate: bool = True
     """At the end, measure on the val and test splits and write the numbers to card.json."""
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tokensieve import embedded
+from tokensieve.config import pruning_space
+from tokensieve.config.model_shape import model_shape
 from tokensieve.config.schema import Training
-from tokensieve.config.section import Count, Fraction, Section
+from tokensieve.config.section import Count, Fraction, KeepCheckpoints, Section
 
 Weight = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0)]
+Target = Annotated[float, Field(gt=0)]
 EMBEDDED = "embedded"
 
 
@@ -80,6 +82,20 @@ class Data(Section):
         return self
 
 
+QUESTIONS = """\
+dataset_settings:
+  name: vqav2                        # or gqa, jsonl (one JSON object a line), embedded (needs no files)
+  train:
+    questions: data/vqav2/v2_OpenEnded_mscoco_train2014_questions.json
+    annotations: data/vqav2/v2_mscoco_train2014_annotations.json
+    images: data/vqav2/train2014
+  val:
+    questions: data/vqav2/v2_OpenEnded_mscoco_val2014_questions.json
+    annotations: data/vqav2/v2_mscoco_val2014_annotations.json
+    images: data/vqav2/val2014
+    limit: 2000"""
+
+
 class LearningRate(Section):
     lr: Rate
 
@@ -113,7 +129,11 @@ class DeepLearning(Section):
     threads: Count | None = None
     seed: Annotated[int, Field(ge=0)] = 0
     checkpoint_every: Count = 200
+    keep_checkpoints: KeepCheckpoints = 2
     evaluate_every: Count | None = 200
+    monitor: Literal["accuracy_hard", "loss"] = "accuracy_hard"
+    """What decides which step is the best, measured on the validation questions with the hard path: the largest accuracy (of
+    equal ones that with the smallest loss), or the smallest loss, the cross-entropy of the answers."""
     eval_batch_size: Count = 16
     max_new_tokens: Count = 10
 
@@ -158,8 +178,9 @@ class Pruning(Section):
     """How centres and kept tokens are chosen: by score and coverage, or the largest scores alone."""
     pruning_layers: tuple[Annotated[int, Field(ge=0)], ...] = (10, 20, 31)
     """Layers of the language model, counted from 0, whose input is pruned."""
-    target_prune_tokens: tuple[Count, ...] = (200, 150, 100)
-    """Vision tokens left from each pruning layer on."""
+    target_prune_tokens: tuple[Target, ...] | None = None
+    """Vision tokens left from each pruning layer on: counts, or shares below 1 of the tokens that arrive there. One number
+    alone is that of the last layer, and those before it fall geometrically; None: to 100 of 576 (see `pruned`)."""
     prune_sparsity_weight: Weight = 10.0
     """Weight of how undecided the soft masks are: 0 if exactly the target counts of tokens have a mask of 1."""
     pruner_d_internal: Count = 512
@@ -182,20 +203,38 @@ class Pruning(Section):
     disc_reinit_prob: Fraction = 0.01
     """Probability that a step starts with a new discriminator, so that it does not become too strong."""
     max_vision_tokens: Count | None = None
-    """A model with more vision tokens per image is refused before the training."""
+    """At most this many vision tokens of an image enter the language model: the merger leaves no more, and without a merger
+    `cover` merges them before the first layer."""
     image_max_size: Count | None = 1024
     """Images with a longer side are scaled down to this when they are read."""
 
+    @field_validator("target_prune_tokens", mode="before")
+    @classmethod
+    def _accept_one_number(cls, value: Any) -> Any:
+        return [value] if isinstance(value, (int, float, str)) and not isinstance(value, bool) else value
+
+    @field_validator("target_prune_tokens", mode="after")
+    @classmethod
+    def _whole_counts(cls, targets: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if any(target >= 1 and target != int(target) for target in targets or ()):
+            raise ValueError("a count of tokens is a whole number, and a share is below 1")
+        return targets if targets is None else tuple(int(target) if target >= 1 else target for target in targets)
+
     @model_validator(mode="after")
     def _check_pruning(self) -> Pruning:
-        layers, counts = self.pruning_layers, self.target_prune_tokens
+        layers, targets = self.pruning_layers, self.target_prune_tokens or ()
         problems = []
         if sorted(set(layers)) != list(layers):
             problems.append(f"pruning_layers: {list(layers)} do not ascend; for example {sorted(set(layers))}")
-        if len(layers) != len(counts) and layers:
-            problems.append(f"target_prune_tokens: {len(counts)} counts for {len(layers)} pruning layers; give one for each")
-        if any(b >= a for a, b in itertools.pairwise(counts)):
-            problems.append(f"target_prune_tokens: {list(counts)} do not descend, but tokens that are gone do not come back")
+        if layers and len(targets) not in (0, 1, len(layers)):
+            problems.append(
+                f"target_prune_tokens: {len(targets)} counts for {len(layers)} pruning layers; give one for each, or one "
+                "number for the last layer, or leave the line out"
+            )
+        if any(b >= a >= 1 for a, b in itertools.pairwise(targets)):
+            problems.append(f"target_prune_tokens: {list(targets)} do not descend, but tokens that are gone do not come back")
+        if self.merger_type != "none" and self.target_merge_tokens and targets and not problems:
+            problems += self._check_pruned(2 * self.target_merge_tokens)  # the same whatever the model has before
         if self.pruner_d_internal % self.pruner_num_heads:
             problems.append(
                 f"pruner_d_internal: {self.pruner_d_internal} cannot be divided among {self.pruner_num_heads} heads"
@@ -218,15 +257,47 @@ class Pruning(Section):
         return self
 
     def merged(self, n: int) -> int:
-        """Tokens after the merger, of n before it."""
-        if self.merger_type == "none":
-            return n
-        return self.target_merge_tokens or math.ceil(round(self.merge_ratio * n, 6))
+        """Tokens that enter the language model, of n before the merger."""
+        kept = self.target_merge_tokens or math.ceil(round(self.merge_ratio * n, 6))
+        return min(n if self.merger_type == "none" else kept, self.max_vision_tokens or n)
+
+    def pruned(self, n: int) -> tuple[int, ...]:
+        """Tokens left from each pruning layer on, of n before the merger.
+
+        Given counts and shares, or a geometric sequence from the merger's count to that of the last layer, which without a
+        target is that of the original: 100 of 576 tokens, or of 288 that the merger leaves.
+        """
+        targets, layers, before = self.target_prune_tokens or (), len(self.pruning_layers), self.merged(n)
+        last = targets[-1] if targets else max(1, round(min(before, n / 2) * 100 / 288))
+        last = last if last >= 1 else math.ceil(round(last * before, 6))
+        counts: list[int] = []
+        for index in range(layers):
+            arriving = counts[-1] if counts else before
+            if len(targets) == layers:
+                target = targets[index]
+                counts.append(int(target) if target >= 1 else math.ceil(round(target * arriving, 6)))
+            else:
+                counts.append(min(arriving - 1, round(before * (last / before) ** ((index + 1) / layers))))
+        return tuple(counts)
 
     def temperature_at(self, step: int, steps: int) -> float:
         """The temperature of a step: linear, over the first temperature_anneal_rate of the steps."""
         done = min(1.0, step / max(1.0, self.temperature_anneal_rate * steps))
         return self.temperature + (self.temperature_min - self.temperature) * done
+
+    def describe(self, n: int, steps: int) -> list[str]:
+        """What is trained, in a few lines, for a model of n vision tokens per image and so many steps."""
+        lines, merged = [], self.merged(n)
+        if self.merger_type != "none":
+            lines.append(f"token merger: {self.merger_type}, merge ratio {merged / n:.3g} ({n} -> {merged} tokens)")
+        elif merged < n:
+            lines.append(f"no token merger; max_vision_tokens: {n} -> {merged} tokens, by cover")
+        if self.pruning_layers:
+            counts = ", ".join(map(str, self.pruned(n)))
+            lines.append(f"pruning layers: {list(self.pruning_layers)} ({merged} -> {counts} tokens), {self.pruner_type}")
+        annealed = round(self.temperature_anneal_rate * steps)
+        falls = f"{self.temperature:g} -> {self.temperature_min:g}"
+        return [*lines, f"temperature: {falls} over the first {annealed} of {steps} steps"]
 
     def check_counts(self, n: int, depth: int) -> list[str]:
         """Problems of these settings with a model of n vision tokens per image and a language model of this depth."""
@@ -239,33 +310,46 @@ class Pruning(Section):
         by_ratio, target = math.ceil(round(self.merge_ratio * n, 6)), self.target_merge_tokens
         both = target is not None and "merge_ratio" in self.model_fields_set
         if self.merger_type != "none" and both and abs((target or 0) - by_ratio) > 1:
-            problems.append(
-                f"target_merge_tokens: {target} and merge_ratio: {self.merge_ratio} ({by_ratio} of {n} tokens) contradict; "
-                "give one of them"
-            )
+            problems += [
+                f"merge_ratio: {self.merge_ratio} keeps {by_ratio} of {n} tokens and contradicts target_merge_tokens "
+                f"({target}); remove one of the two lines",
+                f"target_merge_tokens: {target} contradicts merge_ratio ({self.merge_ratio}: {by_ratio} of {n} tokens); "
+                "remove one of the two lines",
+            ]
         before = self.merged(n)
-        if before > n:
-            problems.append(f"target_merge_tokens: {before} are more than the {n} vision tokens of an image")
-        if before == n and self.merger_type != "none":
+        if self.merger_type != "none" and target is not None and target > n:
+            problems.append(f"target_merge_tokens: {target} are more than the {n} vision tokens of an image")
+        elif before == n and self.merger_type != "none":
             key = "merge_ratio" if target is None else "target_merge_tokens"
             problems.append(
                 f"{key}: leaves all {n} vision tokens, so there is nothing to merge; give less, or merger_type: none"
             )
-        if self.pruning_layers and self.target_prune_tokens[0] == before:
-            problems.append(f"target_prune_tokens: {before} are all the tokens that arrive there, so there is nothing to prune")
-        elif self.pruning_layers and self.target_prune_tokens[0] > before:
-            problems.append(
-                f"target_prune_tokens: {self.target_prune_tokens[0]} are more than the {before} tokens that arrive there"
-            )
-        if self.max_vision_tokens is not None and n > self.max_vision_tokens:
-            problems.append(f"max_vision_tokens: {self.max_vision_tokens}, but the model makes {n} of every image")
+        problems += self._check_pruned(n)
         return problems
+
+    def _check_pruned(self, n: int) -> Iterator[str]:
+        """Problems with the numbers of tokens at the pruning layers."""
+        before, counts = self.merged(n), self.pruned(n)
+        for layer, arriving, left in zip(self.pruning_layers, (before, *counts), counts, strict=False):
+            if left < 1:
+                yield f"pruning_layers: {before} tokens are too few for {len(counts)} layers that prune; give fewer layers"
+                return
+            if left == arriving:
+                yield (
+                    f"target_prune_tokens: {left} are all the tokens that arrive there (layer {layer}), "
+                    "so there is nothing to prune"
+                )
+                return
+            if left > arriving:
+                yield f"target_prune_tokens: {left} are more than the {arriving} tokens that arrive there (layer {layer})"
+                return
 
 
 class PruningTraining(Training):
     """For example configs/vision_token_pruning.yaml."""
 
     several_processes: ClassVar[bool] = True
+    examples: ClassVar[dict[str, str]] = {"dataset_settings": QUESTIONS}
 
     output: Path = Path("outputs")
     backbone_settings: Backbone = Backbone()
@@ -286,18 +370,26 @@ class PruningTraining(Training):
         return self.trainer_settings.dl_settings.checkpoint_every
 
     @property
+    def keep_checkpoints(self) -> int | str:
+        return self.trainer_settings.dl_settings.keep_checkpoints
+
+    @property
     def evaluate_every(self) -> int | None:
         return self.trainer_settings.dl_settings.evaluate_every
 
+    @classmethod
+    def default_space(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        return pruning_space.default_space(data)
+
     def check_files(self) -> Iterator[tuple[str, str]]:
-        """Missing files, and settings that do not fit the model, if its config.json is on this disk."""
+        """Missing files, and settings that do not fit the model, as far as it is known without loading it."""
         for split in ("train", "val"):
             for key in ("questions", "annotations", "images"):
                 path = getattr(getattr(self.dataset_settings, split), key)
                 if path is not None and not path.exists():
                     kind = "folder" if key == "images" else "file"
                     yield f"dataset_settings.{split}.{key}", f"no {kind} {str(path)!r}"
-        shape = model_shape(self.backbone_settings.name)
+        shape = model_shape(self.backbone_settings.name, self.backbone_settings.cache_dir)
         if shape is not None:
             for problem in self.method_settings.check_counts(*shape):
                 key, _, message = problem.partition(": ")
@@ -308,20 +400,8 @@ class PruningTraining(Training):
         recipe: dict[str, Any] = json.loads(
             self.model_dump_json(exclude={"output": True, "manager_settings": True, "search_settings": True})
         )
-        for key in ("num_workers", "threads", "device", "checkpoint_every", "eval_batch_size"):
+        for key in ("num_workers", "threads", "device", "checkpoint_every", "keep_checkpoints", "eval_batch_size"):
             del recipe["trainer_settings"]["dl_settings"][key]
         for key in ("cache_dir", "tower_cache"):
             del recipe["backbone_settings"][key]
         return recipe
-
-
-def model_shape(name: str) -> tuple[int, int] | None:
-    """Vision tokens per image and layers of the language model, of a LLaVA on this disk; None: not known yet."""
-    path = (embedded.llava_path() if name == embedded.LLAVA else Path(name)) / "config.json"
-    if not path.is_file():
-        return None
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        return int(config["image_seq_length"]), int(config["text_config"]["num_hidden_layers"])
-    except (ValueError, KeyError, TypeError):  # another family, or a broken file: reported when the training opens the model
-        return None

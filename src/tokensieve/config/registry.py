@@ -16,6 +16,7 @@ class TrainingSpec:
     schema: str  # its file, a subclass of config.schema.Training, whose `task` is the name
     learner: str  # called with the checked file; what it has to offer is described by training.loop.Learner
     export: str  # (learner, folder) -> card: writes what was learned
+    parts: str = ""  # (learner, steps done) -> files by name: trained parts as they are, for every checkpoint
     sections: tuple[str, ...] = ()  # top-level keys that identify a file without `task:`; with them such a file has no `task:`
 
 

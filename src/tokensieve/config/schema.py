@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Annotated, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,8 @@ class Training(Section):
     """Whether it can be trained by several processes at once, each with a GPU."""
     output_key: ClassVar[str] = "output"
     """The key of the folder of a run."""
+    examples: ClassVar[dict[str, str]] = {}
+    """Lines for sections that a file has to have, to be pasted into one that lacks them."""
 
     manager_settings: Manager = Manager()
     search_settings: Search = Search()
@@ -36,6 +38,11 @@ class Training(Section):
         if self.manager_settings.gpus_per_subtask > 1 and not self.several_processes:
             raise ValueError("manager_settings.gpus_per_subtask: this is trained by one process, on one GPU; write 1")
         return self
+
+    @classmethod
+    def default_space(cls, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The space of a search whose file names none, by the values of the file; empty: a file has to name it."""
+        return {}
 
     def check_files(self) -> Iterable[tuple[str, str]]:
         """Problems with what the file refers to, such as missing data: the path of a key, and a message."""

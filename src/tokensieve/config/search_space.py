@@ -21,6 +21,22 @@ def number_type(schema: type[Training], key: str) -> type[int] | type[float] | N
     return annotation if annotation in (int, float) else None
 
 
+def is_search(document: Document) -> bool:
+    """Whether a file turns a search on: either switch does."""
+    manager, settings = (document.data.get(key) for key in ("manager_settings", "search_settings"))
+    return (isinstance(settings, dict) and settings.get("enable") is True) or (
+        isinstance(manager, dict) and manager.get("mode") == "optuna"
+    )
+
+
+def fill_space(document: Document, schema: type[Training]) -> None:
+    """Give a search that names no space the one that the training has by default, if it has one."""
+    settings = document.data.get("search_settings") or {}
+    space = schema.default_space(document.data)
+    if space and isinstance(settings, dict) and not settings.get("space"):
+        document.data["search_settings"] = {**settings, "space": space}
+
+
 def check_space(document: Document, schema: type[Training]) -> Iterator[ConfigError]:
     """Errors in the search space: keys that do not exist or cannot change, and ranges of keys that are not numbers."""
     settings = document.data.get("search_settings")
@@ -28,10 +44,7 @@ def check_space(document: Document, schema: type[Training]) -> Iterator[ConfigEr
     known = [".".join(path) for path in explain.all_keys(schema)]
     fixed = ("manager_settings", "search_settings", schema.output_key, "task")
     free = [key for key in known if key.split(".")[0] not in fixed]
-    manager = document.data.get("manager_settings")
-    enabled = isinstance(settings, dict) and settings.get("enable") is True
-    enabled |= isinstance(manager, dict) and manager.get("mode") == "optuna"
-    if enabled and not space:
+    if is_search(document) and not space:
         yield document.error(("search_settings", "space"), nothing_to_search(schema))
     for key, values in space.items() if isinstance(space, dict) else ():
         ends = [values.get(name) for name in ("low", "high", "step")] if isinstance(values, dict) else []

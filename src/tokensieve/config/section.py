@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _kept(value: Any) -> int | str:
+    if value == "all" or (isinstance(value, int) and value >= 1):
+        return value
+    raise ValueError("give a number of checkpoints, at least 1, or all")
+
+
+KeepCheckpoints = Annotated[int | Literal["all"], PlainValidator(_kept)]
+"""How many of the last checkpoints are kept, besides the best one."""
 
 
 class Section(BaseModel):

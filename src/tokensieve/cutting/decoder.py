@@ -18,25 +18,38 @@ from tokensieve.core import Question
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.decoder_layers import DecoderLayers
 from tokensieve.cutting.decoder_state import DecoderCall, ImageFeatures, Prompt, check_features, pack_question
-from tokensieve.cutting.passes import Call, Calls, Pass, check_sample_count
+from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sample_count
 from tokensieve.cutting.placement import Cut
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
 from tokensieve.models.patching import is_patched, replace
+from tokensieve.models.qwen_vl import Placed
+from tokensieve.models.resizing import SizeRule
 from tokensieve.models.tower import Undo
 from tokensieve.models.vlm import Vlm
+
+# for each image: its number of placeholders, and those that hold a token, (K,); the sizes of these tokens, (I, K)
+Left = tuple[list[int], list[Tensor], Tensor | None]
 
 
 class DecoderCuts:
     """The cuts of a plan in the decoder of a vision-language model.
 
     cuts: by layer; layer 0 is always included if the tower is cut. tower: the cuts in the tower, if it can be opened.
+    resize: how images of any size are made smaller (`Vlm.images`).
     """
 
     def __init__(
-        self, vlm: Vlm, cuts: Mapping[int, list[Cut]], tower: TowerCuts | None, chooser: Chooser, calls: Calls, plan: str
+        self,
+        vlm: Vlm,
+        cuts: Mapping[int, list[Cut]],
+        tower: TowerCuts | None,
+        chooser: Chooser,
+        calls: Calls,
+        plan: str,
+        resize: SizeRule | None = None,
     ) -> None:
-        self.vlm, self.tower, self.chooser, self.calls = vlm, tower, chooser, calls
+        self.vlm, self.tower, self.chooser, self.calls, self.plan, self.resize = vlm, tower, chooser, calls, plan, resize
         self.layers = DecoderLayers(vlm, cuts, chooser, calls, plan)
 
     # --- attach -------------------------------------------------------------------------------------------------
@@ -55,6 +68,8 @@ class DecoderCuts:
             self._patch(decoder.module, "forward", self.layers.run_decoder),
             self._patch(inner, "forward", self._run_inner),
         ]
+        if self.resize is not None:
+            undo.append(self._patch(inner, "get_rope_index", self._get_rope_index))
         if model is not inner:
             undo.append(self._patch(model, "forward", self._run_model))
         if hasattr(model, "generate"):
@@ -135,30 +150,52 @@ class DecoderCuts:
         return run(self._compute_features, call, stock, *args, **kwargs)
 
     def _compute_features(self, call: Call, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The image features at their positions among all patches; zeros for patches that the tower removed."""
-        out = stock(*args, **kwargs)
+        """The image features at their positions among all placeholders; zeros for what the tower removed."""
+        placed = None
+        if self.resize is not None and self.vlm.images is not None:
+            named, placed = self.vlm.images.resize(self.resize, args, kwargs)
+            out = stock(**named)
+        else:
+            out = stock(*args, **kwargs)
         features: Sequence[Tensor] = out.pooler_output
-        left = self._left_by_tower(call, len(features), features[0].device)
+        device = features[0].device
+        left = self._left_by_tower(call, len(features), device) if placed is None else self._left_of(placed, call, device)
         lengths, kept, sizes = [len(feature) for feature in features], None, None
-        if left is not None:
-            kept, sizes, n = left
-            stacked = torch.stack(tuple(features))  # (I, K, E)
-            full = stacked.new_zeros((stacked.shape[0], n, stacked.shape[2]))
-            out.pooler_output = list(full.scatter(1, kept[..., None].expand_as(stacked), stacked))
-            lengths = [n] * len(features)
         total = float(torch.cat(tuple(features)).detach().sum(dtype=torch.float64))
+        if left is not None:
+            lengths, kept, sizes = left
+            out.pooler_output = _spread(features, kept, lengths)
+            if getattr(out, "deepstack_features", None) is not None:
+                out.deepstack_features = [_spread(layer, kept, lengths) for layer in out.deepstack_features]
         call.decoder.features, call.features_pass = ImageFeatures(lengths, total, kept, sizes), call.tower
         call.decoder.has_new_features = True
         return out
 
-    def _left_by_tower(self, call: Call, images: int, device: torch.device) -> tuple[Tensor, Tensor | None, int] | None:
-        """The patches that the tower kept of these images, their sizes, and the number of all patches; None: it kept all."""
+    def _get_rope_index(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        assert self.resize is not None and self.vlm.images is not None
+        return self.vlm.images.rope_index(stock, self.resize, args, kwargs)
+
+    def _left_of(self, placed: Placed, call: Call, device: torch.device) -> Left:
+        """Starts a pass with smaller images, and records the first of them."""
+        call.tower = self._new_pass(call, len(placed.lengths), device)
+        before, after = placed.lengths[0], len(placed.kept[0])
+        call.tower.ledger.append(Row(IMAGE, before, after))
+        if placed.note:
+            self.chooser.notes.warn(f"{self.plan}: {placed.note}")
+        return placed.lengths, [kept.to(device) for kept in placed.kept], None
+
+    def _new_pass(self, call: Call, images: int, device: torch.device) -> Pass:
+        """A pass for images whose tower is not cut."""
+        if call.samples is not None:
+            check_sample_count(call.samples, images)
+        ids = self.calls.number_samples(images, device) if call.samples is None else call.samples.to(device)
+        grid = None if self.vlm.tower is None else self.vlm.tower.grid
+        return Pass(samples=ids, grid=grid, has_full_grid=True)
+
+    def _left_by_tower(self, call: Call, images: int, device: torch.device) -> Left | None:
+        """What the tower kept of these images; None: all."""
         if self.tower is None or not self.tower.is_changed:  # the tower is not cut, so it started no pass
-            if call.samples is not None:
-                check_sample_count(call.samples, images)
-            ids = self.calls.number_samples(images, device) if call.samples is None else call.samples.to(device)
-            grid = None if self.vlm.tower is None else self.vlm.tower.grid
-            call.tower = Pass(samples=ids, grid=grid, has_full_grid=True)
+            call.tower = self._new_pass(call, images, device)
             return None
         state = call.tower
         assert state is not None
@@ -170,10 +207,10 @@ class DecoderCuts:
         h, w = state.grid
         if resized is None:
             assert state.patch_index is not None
-            return state.patch_index, state.sizes, h * w
+            return [h * w] * images, list(state.patch_index), state.sizes
         positions, (full_h, full_w) = resized.positions(device), resized.full_grid
         kept = positions.expand(images, -1) if state.patch_index is None else positions[state.patch_index]
-        return kept, state.sizes, full_h * full_w
+        return [full_h * full_w] * images, list(kept), state.sizes
 
     def _get_placeholder_mask(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         out = stock(*args, **kwargs)
@@ -205,6 +242,14 @@ class DecoderCuts:
         embedded = self.vlm.inner.get_input_embeddings()(ids)
         rows = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)
         return pack_question(embedded, question).rows(rows)
+
+
+def _spread(features: Sequence[Tensor], kept: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
+    """The features (K, E) of each image at their placeholders, zeros at the others: (N, E) each."""
+    return [
+        feature.new_zeros((n, feature.shape[1])).index_copy(0, at, feature)
+        for feature, at, n in zip(features, kept, lengths, strict=True)
+    ]
 
 
 def _run_directly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

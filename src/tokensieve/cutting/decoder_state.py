@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ class ImageFeatures:
 
     lengths: list[int]  # tokens of each image, counted like the placeholders in the sequence
     total: float  # the sum of the features, which identifies them
-    kept: Tensor | None = None  # (I, K), patches that the tower kept, in the order of its output; None: all
+    kept: Sequence[Tensor] | None = None  # (K,) for each image, placeholders with a token, in the order of tokens; None: all
     sizes: Tensor | None = None  # (I, K), number of patches merged into each of them; None: one each
 
 
@@ -106,12 +106,12 @@ def check_features(features: Tensor, computed: ImageFeatures | None) -> None:
 
 
 def group_images(image_mask: Tensor, features: ImageFeatures) -> list[ImageGroup]:
-    """Groups the images of a pass by their number of placeholders in image_mask (B, L)."""
+    """Groups the images of a pass by their number of placeholders in image_mask (B, L), and of those with a token."""
     counts: list[int] = image_mask.sum(1).tolist()
     times, rest = divmod(sum(counts), sum(features.lengths))  # beams repeat every row and its images
     assert not rest and len(counts) % times == 0
     positions = image_mask.nonzero()[:, 1].tolist()  # row by row
-    by_length: dict[int, list[tuple[int, int, list[int]]]] = {}
+    by_length: dict[tuple[int, int], list[tuple[int, int, list[int]]]] = {}
     image = done = 0
     for row, count in enumerate(counts):
         if row % times == 0:
@@ -119,7 +119,8 @@ def group_images(image_mask: Tensor, features: ImageFeatures) -> list[ImageGroup
         image, until = first, done + count
         while done < until:
             n = features.lengths[image]
-            by_length.setdefault(n, []).append((image, row, positions[done : done + n]))
+            left = n if features.kept is None else len(features.kept[image])
+            by_length.setdefault((n, left), []).append((image, row, positions[done : done + n]))
             image, done = image + 1, done + n
         if done != until:
             raise UserError("the tokens of an image are split between two prompts; give every prompt whole images")
@@ -127,7 +128,7 @@ def group_images(image_mask: Tensor, features: ImageFeatures) -> list[ImageGroup
     for members in by_length.values():
         images, rows, at = (torch.tensor(column, device=image_mask.device) for column in zip(*members, strict=True))
         if features.kept is not None:
-            at = at.gather(1, features.kept[images])
+            at = at.gather(1, torch.stack([features.kept[image] for image, _, _ in members]).to(at.device))
         groups.append(ImageGroup(images, rows, at, None if features.sizes is None else features.sizes[images]))
     return groups
 

@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from tokensieve.core import Reduction
 from tokensieve.cutting.choice import Chooser, Observer
 from tokensieve.cutting.decoder import DecoderCuts
 from tokensieve.cutting.passes import CallOptions, Calls, Pass, Row
-from tokensieve.cutting.placement import Cut, ResizedTower, check_token_counts, place_plan, resize_tower
+from tokensieve.cutting.placement import Cut, ResizedTower, check_token_counts, place_plan, resize_image, resize_tower
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import PlanWarning, Uncuttable, UserError, describe_value
 from tokensieve.models.registry import open_tower, open_vlm
@@ -74,7 +74,8 @@ class Handle:
         """Opens the model and finds the positions of the plan in it."""
         vlm = open_vlm(model)
         tower = open_tower(model) if vlm is None else vlm.tower
-        resized = self._resize(tower, "" if vlm is None else vlm.reason)
+        flexible = vlm is not None and vlm.images is not None
+        resized = None if flexible else self._resize(tower, "" if vlm is None else vlm.no_resize_reason)
         if resized is not None:
             tower = resized.tower
         cuts = place_plan(self.plan, tower, seed, None if vlm is None else vlm.decoder.depth, self.parts)
@@ -92,7 +93,7 @@ class Handle:
             raise Uncuttable(f"{in_tower[0].step}: {vlm.reason}")
         self._open_tower = tower
         if vlm is not None:
-            self._open_decoder(vlm, cuts, bool(in_tower) or resized is not None)
+            self._open_decoder(vlm, cuts, bool(in_tower) or self.plan.image_step is not None)
 
     def _resize(self, tower: Tower | None, reason: str) -> ResizedTower | None:
         """The tower with the images that the plan makes smaller; None if it does not. reason: why there is no tower."""
@@ -119,7 +120,9 @@ class Handle:
             )
         if cuts and cuts[-1].step.rest == "zero":
             raise UserError(f"{cuts[-1].step}: with rest=zero the decoder would read empty tokens; use rest=drop")
-        self._decoder = DecoderCuts(vlm, layers, self._tower, self._chooser, self._calls, str(self.plan))
+        step = self.plan.image_step
+        resize = None if step is None or vlm.images is None else partial(resize_image, step)
+        self._decoder = DecoderCuts(vlm, layers, self._tower, self._chooser, self._calls, str(self.plan), resize)
 
     def _question(self, call: Any, images: int, tokens: int) -> Any:
         return None if self._decoder is None else self._decoder.question_about(call, images, tokens)

@@ -87,6 +87,7 @@ class Call:
     samples: Tensor | None = None  # (B,), indices of the samples, if the caller sets them
     context: Mapping[str, Any] = field(default_factory=dict)  # view.context of the methods
     layout: Layout | None = None  # of the batch
+    full_grid: tuple[int, int] | None = None  # of the first image before the plan made it smaller; None: as configured
     tower: Pass | None = None  # None: the first block has not run
     features_pass: Pass | None = None  # the pass that computed the image features of `decoder`
     entered: set[tuple[int, str]] = field(default_factory=set)  # entries of this call that have started

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from tokensieve.core import Resize
 from tokensieve.errors import UserError
+from tokensieve.models.resizing import Size, SizeRule
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Budget, Plan, Step
 
@@ -49,6 +51,7 @@ class ResizedTower:
     tower: Tower  # its grid is that of the smaller images
     to: Resize
     full_grid: tuple[int, int]  # (h, w) of the patches of an image of the configured size
+    decide: SizeRule  # for images of other sizes
 
     def positions(self, device: torch.device) -> Tensor:
         """Where the patches of a smaller image lie among those of a full one, as raster indices: (N,)."""
@@ -58,19 +61,33 @@ class ResizedTower:
         return (rows[:, None] * full_w + columns).flatten()
 
 
+def resize_image(step: Step, image_size: Size, patch: Size) -> Resize:
+    """The size that a step gives to one image; its own if that is not larger."""
+    to: Resize = step.method.decide(image_size, patch, **step.arguments())
+    return to if all(new <= old for new, old in zip(to.size, image_size, strict=True)) else replace(to, size=image_size)
+
+
 def resize_tower(step: Step, tower: Tower) -> tuple[ResizedTower, list[str]]:
     """The tower with the images of a step that resizes them, and notes."""
     (height, width), (h, w) = tower.image_size, tower.grid
     patch = (height // h, width // w)
-    to: Resize = step.method.decide(tower.image_size, patch, **step.arguments())
+    # with padding, images may have other sizes than the configured one, and small ones stay as they are
+    to: Resize = (
+        resize_image(step, tower.image_size, patch)
+        if tower.pads
+        else step.method.decide(tower.image_size, patch, **step.arguments())
+    )
     size = to.size
+    if size[0] > height or size[1] > width:
+        raise UserError(f"{step}: the model's images have {height} x {width} pixels; make them smaller")
     grid = (size[0] // patch[0], size[1] // patch[1])
     notes = []
     if grid == tower.grid:
-        notes.append(f"{step}: images have this size already, so nothing is resized")
+        if not tower.pads:
+            notes.append(f"{step}: images have this size already, so nothing is resized")
     elif step.options["size"] not in (0, min(size)):
         notes.append(f"{step}: rounded to {size[0]} x {size[1]} pixels, whole patches of {patch[0]} x {patch[1]}")
-    return ResizedTower(replace(tower, grid=grid), to, tower.grid), notes
+    return ResizedTower(replace(tower, grid=grid), to, tower.grid, partial(resize_image, step)), notes
 
 
 def place_plan(

@@ -15,6 +15,7 @@ from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sampl
 from tokensieve.cutting.placement import Cut, ResizedTower
 from tokensieve.errors import UserError
 from tokensieve.models.patching import is_patched, replace
+from tokensieve.models.resizing import Resizing
 from tokensieve.models.tower import Block, Layout, Tower, Undo
 
 # call, number of images, patches of each image -> the question of each image; None: there is no question
@@ -54,7 +55,7 @@ class TowerCuts:
         if not self.is_changed:  # the tower belongs to a model with a plan all the same: mark it, so that it takes no other
             return [replace(block.module, "forward", block.module.forward) for block in self.tower.blocks[:1]]
         if self.resized is not None and self.tower.resize is not None:
-            undo += self.tower.resize(self.resized.to)
+            undo += self.tower.resize(Resizing(self.resized.to, self.resized.decide, self._set_full_grid))
         tower, makes_sizes = self.tower, self.chooser.makes_sizes
         self._tracks_sizes = any(makes_sizes(cut.step) for cut in self.cuts)
         if self._tracks_sizes:
@@ -67,7 +68,10 @@ class TowerCuts:
             cuts = [cut for cut in self.cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
             cuts = [cut for cut in cuts if cut not in at_head]
             for_head = with_attention if number == tower.depth else []
-            if number == 1 or cuts or has_sizes or for_head or tower.per_token:
+            if self._keeps_padding:
+                if number == 1:
+                    undo.append(replace(block.module, "forward", self._first_block_forward(block)))
+            elif number == 1 or cuts or has_sizes or for_head or tower.per_token:
                 undo.append(replace(block.module, "forward", self._block_forward(block, number, cuts, for_head)))
             has_sizes = has_sizes or any(makes_sizes(cut.step) for cut in cuts)
         if at_head:
@@ -75,11 +79,23 @@ class TowerCuts:
             undo.append(replace(tower.head, "forward", self._head_forward(at_head)))
         return undo + [self.calls.patch(entry) for entry in tower.entries]
 
+    @property
+    def _keeps_padding(self) -> bool:
+        """Whether padding stays in the batch, and its mask with it: nothing is cut, so images may have different grids."""
+        return self.tower.pads and not self.cuts
+
     def _is_at_head(self, cut: Cut) -> bool:
         return cut.part == "out" and self.tower.head is not None
 
     def _set_layout(self, layout: Layout) -> None:
         self.calls.current.layout = layout
+
+    def _set_full_grid(self, grid: tuple[int, int]) -> None:
+        self.calls.current.full_grid = grid
+
+    def _full_grid(self, call: Call) -> tuple[int, int] | None:
+        """The grid before the plan made images smaller, of the first of them; None: it does not."""
+        return None if self.resized is None else call.full_grid or self.resized.full_grid
 
     def _sizes(self) -> Tensor | None:
         """Sizes of the tokens of the call under way, (B, N)."""
@@ -130,6 +146,18 @@ class TowerCuts:
 
         return forward
 
+    def _first_block_forward(self, block: Block) -> Callable[..., Tensor]:
+        """The forward of the first block where nothing is cut: the stock one, and the start of a pass."""
+        stock = block.module.forward
+
+        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            with self.chooser.plan_work():
+                self._begin(x, self.calls.current)
+            out: Tensor = stock(x, *args, **kwargs)
+            return out
+
+        return forward
+
     def _head_forward(self, cuts: list[Cut]) -> Callable[[Tensor], Tensor]:
         """The forward of the tower's head, which gets the projected tokens: (B, 1+N, E) -> (B, 1+K, E)."""
 
@@ -145,21 +173,26 @@ class TowerCuts:
         return forward
 
     def _begin(self, x: Tensor, call: Call) -> Tensor:
-        """Starts a pass; returns the tokens without padding."""
+        """Starts a pass; returns the tokens without padding, unless it stays."""
         self.tower.check()
-        if call.layout is not None and call.layout.padded:
-            x = x[:, : self.tower.prefix + call.layout.n]
-        call.tower = self._new_pass(call, x.shape[0], x.shape[1] - self.tower.prefix, x.device)
+        rows, n, layout = x.shape[0], x.shape[1] - self.tower.prefix, call.layout
+        if self.tower.pads and layout is not None:
+            n = layout.n
+            if not self._keeps_padding:
+                if layout.no_cut_reason:
+                    raise UserError(layout.no_cut_reason)
+                x = x[:, : self.tower.prefix + n]
+        call.tower = self._new_pass(call, rows, n, x.device)
         return x
 
     def _new_pass(self, call: Call, rows: int, n: int, device: torch.device) -> Pass:
         """A pass for this number of images with n patches each."""
         h, w = self.tower.grid
         layout = call.layout or Layout((h, w), h * w)
-        state = Pass(samples=self.sample_ids(call, rows, device), grid=layout.grid, has_full_grid=n == layout.n)
-        if self.resized is not None:
-            full_h, full_w = self.resized.full_grid
-            state.ledger.append(Row(IMAGE, full_h * full_w, n))
+        grid = None if layout.no_cut_reason else layout.grid
+        state = Pass(samples=self.sample_ids(call, rows, device), grid=grid, has_full_grid=n == layout.n)
+        if (full := self._full_grid(call)) is not None:
+            state.ledger.append(Row(IMAGE, full[0] * full[1], n))
         return state
 
     def sample_ids(self, call: Call, rows: int, device: torch.device) -> Tensor:
@@ -223,7 +256,7 @@ class TowerCuts:
     def _question(self, cut: Cut, call: Call, images: int, state: Pass) -> Question | None:
         if "question" not in cut.step.method.needs:
             return None
-        h, w = self.resized.full_grid if self.resized is not None else state.grid or self.tower.grid
+        h, w = self._full_grid(call) or state.grid or self.tower.grid
         return self.question(call, images, h * w)
 
 

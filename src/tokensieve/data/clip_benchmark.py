@@ -28,6 +28,18 @@ def _declare(names: str, summary: str, function: str, contents: str | None, task
 _declare(_CLASSIFICATION, "images with labels, as clip_benchmark reads them", "build_labels", "labels", CLASSIFY)
 _declare(_RETRIEVAL, "images with captions, as clip_benchmark reads them", "build_captions", "captions", RETRIEVE)
 _declare(_SELECTION, "images with true and false captions, as clip_benchmark reads them", "build_captions", "captions", SELECT)
-_declare("wds/", "webdataset shards in a folder or at a URL", "build_shards", None, None, argument="NAME", is_format=True)
+DATASETS.add(
+    DatasetSpec(
+        "wds/",
+        "webdataset shards in a folder or at an http(s) address",
+        "tokensieve.data.streams:build_shards",
+        contents=None,
+        task=None,
+        group="clip_benchmark",
+        argument="NAME",
+        is_format=True,
+    ),
+    origin=__name__,
+)
 _declare("tfds/", "a data set of tensorflow_datasets, with labels", "build_labels", "labels", CLASSIFY, argument="NAME")
 _declare("vtab/", "a data set of VTAB, with labels", "build_labels", "labels", CLASSIFY, argument="NAME")

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from tokensieve.data.clip_benchmark import CAPTIONS, RETRIEVE, SELECT
 from tokensieve.data.images import BrokenImage, open_image
+from tokensieve.data.no_commands import CommandError, no_commands
 from tokensieve.data.registry import CLASSIFY, SourceOptions, task_of
 from tokensieve.data.source import Broken, Source
-from tokensieve.data.streams import OtherStream, webdataset_source
+from tokensieve.data.streams import OtherStream
 from tokensieve.errors import UserError, one_line
 from tokensieve.models.loading import hub
 from tokensieve.provenance import digest, file_stat
@@ -40,16 +39,8 @@ def build_captions(name: str, transform: Callable[[Any], Tensor], options: Sourc
     return _captioned_source(dataset, transform, name, options)
 
 
-def build_shards(name: str, transform: Callable[[Any], Tensor], options: SourceOptions) -> Source:
-    """Webdataset shards, with labels or captions."""
-    return webdataset_source(_open(name, transform, options), transform, options.wds_cache_dir)
-
-
 def _check_caption_files(name: str, options: SourceOptions) -> None:
-    """A UserError if what clip_benchmark would fetch is not there and there is no network.
-
-    It fetches by shell commands that report no failure and leave empty files behind.
-    """
+    """A UserError if the images or captions are not there. clip_benchmark would fetch them by shell commands."""
     folder, split, language, annotation_file = options.folder, options.split, options.language, options.annotation_file
     if annotation_file and not os.path.isfile(annotation_file):
         raise UserError(f"--annotation_file {annotation_file}: there is no such file.")
@@ -67,10 +58,11 @@ def _check_caption_files(name: str, options: SourceOptions) -> None:
     needed = [os.path.join(folder, images), annotation_file or os.path.join(folder, captions)]
     missing = [path for path in needed if not os.path.exists(path)]
     offline = "embedded-selection" if task_of(name) == SELECT else "embedded-captions"
-    if missing and not hub.reachable(*HOSTS):
+    comes_from_hub = name == "winoground" and hub.reachable(*HOSTS)
+    if missing and not comes_from_hub:
         raise UserError(
-            f"the data set {name} needs {missing[0]} and there is no network to download it. Give --dataset_root with the "
-            f"folder that holds it, or use --dataset {offline}."
+            f"the data set {name} needs {missing[0]}, which is not fetched for you. Give --dataset_root with the folder that "
+            f"holds it, or use --dataset {offline}."
         )
 
 
@@ -79,24 +71,15 @@ def _open(name: str, transform: Callable[[Any], Tensor], options: SourceOptions)
     from clip_benchmark.datasets import builder
 
     folder, split, language, template_file = options.folder, options.split, options.language, options.custom_template_file
-    downloads = not name.startswith("wds/") and name != "dummy"
-    prompted = options.needs_class_names and not name.startswith("wds/")
+    prompted = options.needs_class_names
     if prompted:
         prompts = Path(builder.__file__).parent.glob("*_zeroshot_classification_templates.json")
         languages = sorted(path.name.split("_")[0] for path in prompts)
         if language not in languages and name not in ("babel_imagenet", "dummy") and not template_file:
             raise UserError(f"{name} has prompts in {', '.join(languages)}, not in {language!r}: give --custom_template_file.")
-    if name.startswith("wds/") and "://" not in folder:
-        count = os.path.join(folder, split, "nshards.txt")
-        if not os.path.isfile(count):
-            raise UserError(
-                f"{name}: there is no {count}. Give --dataset_root with the folder that holds {split}/nshards.txt, "
-                f"{split}/0.tar, ... and classnames.txt, or another --split."
-            )
 
     def build(download: bool) -> Any:
-        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"WebDataset\(shardshuffle")  # only the shard list is taken from it
+        with contextlib.redirect_stdout(sys.stderr), no_commands():
             return builder.build_dataset(
                 name,
                 root=folder,
@@ -106,19 +89,19 @@ def _open(name: str, transform: Callable[[Any], Tensor], options: SourceOptions)
                 annotation_file=options.annotation_file,
                 # labels need no prompts, but some class lists of the package come with those of a language
                 language=language if (prompted and name != "dummy") or name in (*CAPTIONS, "babel_imagenet") else "en",
-                task=CLASSIFY if name not in CAPTIONS and not name.startswith("wds/") else RETRIEVE,
-                wds_cache_dir=options.wds_cache_dir,
+                task=RETRIEVE if name in CAPTIONS else CLASSIFY,
                 custom_template_file=template_file if prompted else None,
             )
 
+    was_there = os.path.exists(folder)
     try:
-        if options.wds_cache_dir:
-            os.makedirs(options.wds_cache_dir, exist_ok=True)  # webdataset expects it to exist
-        if not downloads:
+        if name == "dummy":
             return build(download=False)
-        if os.path.exists(folder):
+        if was_there:
             try:
                 return build(download=False)
+            except CommandError:
+                raise
             except (OSError, RuntimeError) as error:  # not there yet, or not all of it
                 if not hub.reachable(*HOSTS):
                     raise RuntimeError(f"{error} There is no network to download it.") from error
@@ -130,6 +113,14 @@ def _open(name: str, transform: Callable[[Any], Tensor], options: SourceOptions)
         return build(download=True)
     except UserError:
         raise
+    except CommandError as error:
+        if not was_there:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)  # made for the files that would have come
+        raise UserError(
+            f"{name} is not in {folder!r} (--dataset_root), and no program is started to fetch it. Place it there. "
+            f"It comes from: {one_line(error, 200)}"
+        ) from error
     except ImportError as error:
         raise UserError(f"{name} needs the package {error.name or error}: pip install {error.name or '...'}") from error
     except (AssertionError, OSError, RuntimeError, ValueError, KeyError, TypeError, SystemExit) as error:
@@ -181,9 +172,9 @@ class CheckedDataset(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         try:
             return self.dataset[index]
-        except (BrokenImage, OSError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        except Exception as error:  # what another package's reader raises for a damaged image is anything
             samples = getattr(self.dataset, "samples", None)
-            return Broken(str(samples[index][0]) if samples else f"sample {index}", str(error))
+            return Broken(str(samples[index][0]) if samples else f"sample {index}", f"{type(error).__name__}: {error}")
 
 
 class Captioned(Dataset[Any]):

@@ -8,15 +8,22 @@ is not applied, since the benchmark's numbers are made without.
 from __future__ import annotations
 
 import math
+import os
+import stat
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
+
+from tokensieve.errors import one_line
 
 MAX_PIXELS = 100_000_000
+MAX_SIDE = 100_000
+MAX_BYTES = 200_000_000  # of a file
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "MPO")  # what photographs and data sets come in
 OUTLIER_SHARE = 0.001  # share of pixels, at either end, that may be hot or dead and do not set the range
 T = TypeVar("T")
 
@@ -35,15 +42,32 @@ def decode(source: str | Path | BinaryIO, convert: Callable[[Image.Image], T]) -
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about sizes and palettes: both are handled here
-            with Image.open(source) as image:
+            if (size := _size(source)) > MAX_BYTES:
+                raise BrokenImage(f"{size:,} bytes, more than {MAX_BYTES:,}")
+            with Image.open(source, formats=FORMATS) as image:
                 width, height = image.size
-                if width * height > MAX_PIXELS:
-                    raise BrokenImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
+                if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+                    raise BrokenImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,} or {MAX_SIDE:,} on a side")
                 return convert(image)
-    except Image.DecompressionBombError as error:
-        raise BrokenImage(str(error)) from error
-    except (OSError, SyntaxError, EOFError) as error:  # SyntaxError is Pillow's error for a damaged header
-        raise BrokenImage(f"{type(error).__name__}: {error}") from error
+    except BrokenImage:
+        raise
+    except UnidentifiedImageError:
+        raise BrokenImage(f"it is damaged or none of {', '.join(FORMATS)}") from None
+    except Exception as error:  # decoders raise any kind for damaged bytes: SyntaxError, ValueError, MemoryError, ...
+        raise BrokenImage(f"{type(error).__name__}: {one_line(error, 200)}") from error
+
+
+def _size(source: str | Path | BinaryIO) -> int:
+    """The bytes of a file; of an open one, those that are left."""
+    if isinstance(source, (str, Path)):
+        about = os.stat(source)
+        if not stat.S_ISREG(about.st_mode):
+            raise BrokenImage("it is not a regular file")
+        return about.st_size
+    here = source.tell()
+    end = source.seek(0, os.SEEK_END)
+    source.seek(here)
+    return end - here
 
 
 def _rgb(image: Image.Image) -> Image.Image:

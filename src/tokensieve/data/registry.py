@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.data.prompts import set_texts
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 CLASSIFY = "zeroshot_classification"  # the task of most data sets with labels
 DEFAULT = "embedded"
+QUESTION_FILES = (".json", ".jsonl", ".tsv")  # endings of files of questions
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,17 @@ def short_name(name: str) -> str:
     """The name without a prefix that only says how the data is stored."""
     spec = find_dataset(name)
     return name.removeprefix(spec.name) if spec is not None and spec.is_format else name
+
+
+def file_name(name: str) -> str:
+    """The name as a part of file names: without folders, and questions without the path that follows their prefix."""
+    spec = find_dataset(name)
+    if spec is None or spec.contents != "questions" or not spec.argument:
+        return name.removeprefix("wds/").replace("/", "_")
+    layout, path = spec.name.rstrip(":"), PurePath(name.removeprefix(spec.name))
+    if layout not in DATASETS:
+        return path.stem
+    return f"{layout}_{path.stem}" if path.suffix in QUESTION_FILES else layout
 
 
 def _bare_name(name: str) -> str:

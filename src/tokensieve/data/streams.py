@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from tokensieve.data.images import BrokenImage, open_image
+from tokensieve.data.registry import SourceOptions
+from tokensieve.data.shards import TOO_LARGE, is_address, open_shard, read_layout, read_samples
 from tokensieve.data.source import Broken, Source, Stream, worker_number
 from tokensieve.errors import UserError
 from tokensieve.provenance import digest, file_stat
@@ -35,23 +37,16 @@ class OtherStream(Stream):
         return sample
 
 
-def webdataset_source(dataset: Any, transform: Callable[[Any], Tensor], cache_dir: str | None) -> Source:
-    """The same shards as clip_benchmark's pipeline, decoded here: no pickles, and a broken image is counted."""
-    import webdataset
-
-    shards = [shard if isinstance(shard, str) else shard["url"] for shard in dataset.pipeline[0].urls]
+def build_shards(name: str, transform: Callable[[Any], Tensor], options: SourceOptions) -> Source:
+    """Webdataset shards, with labels or captions."""
+    layout = read_layout(name, options.folder, options.split)
+    shards = layout.shards
     for shard in shards:
-        if "://" not in shard:
+        if not is_address(shard):
             _check_shard(shard, len(shards))
-    pipeline = webdataset.WebDataset(
-        shards, cache_dir=cache_dir, shardshuffle=False, nodesplitter=_every_shard, empty_check=False
-    )
     mark = digest([(os.path.basename(shard), *file_stat(shard)) if os.path.isfile(shard) else shard for shard in shards])
-    # clip_benchmark splits the text into lines if dataset_type.txt holds "retrieval"
-    captions = str.splitlines in dataset.pipeline[-1].args
-    stream = WebSamples(pipeline, transform, captions)
-    classes, templates = list(dataset.classes or []), dataset.templates or []
-    return Source(stream, classes, templates, mark, most_workers=len(shards), captions=captions)
+    stream = WebSamples(shards, transform, layout.captions, options.wds_cache_dir)
+    return Source(stream, layout.classes, layout.templates, mark, most_workers=len(shards), captions=layout.captions)
 
 
 def _check_shard(shard: str, total: int) -> None:
@@ -64,31 +59,35 @@ def _check_shard(shard: str, total: int) -> None:
             raise UserError(f"the shard {shard} is damaged or cut off: it does not end like a tar file. Fetch it again.")
 
 
-def _every_shard(shards: Iterable[Any]) -> Iterable[Any]:
-    return shards
-
-
 class WebSamples(Stream):
     """Samples of webdataset shards: an image (webp, png, jpg, jpeg) and `cls` (a number), `npy` (several labels) or `txt`."""
 
-    def __init__(self, pipeline: Any, transform: Callable[[Any], Tensor], captions: bool) -> None:
-        self.pipeline, self.transform, self.captions = pipeline, transform, captions
+    def __init__(
+        self, shards: Sequence[str], transform: Callable[[Any], Tensor], captions: bool, cache_dir: str | None = None
+    ) -> None:
+        self.shards, self.transform, self.captions, self.cache_dir = shards, transform, captions, cache_dir
 
     def read_encoded(self) -> Iterator[tuple[int, Any]]:
-        try:
-            for sample in self.pipeline:
-                name = f"{os.path.basename(sample['__url__'])}/{sample['__key__']}"
-                yield int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2, sample
-        except (tarfile.TarError, EOFError, OSError) as error:  # raised here, it would lose its type between processes
-            yield 0, Broken("a shard", " ".join(map(str, error.args)), fatal=True)
+        worker, workers = worker_number()
+        for shard in self.shards[worker::workers]:
+            try:
+                with open_shard(shard, self.cache_dir) as file:
+                    for key, sample in read_samples(file):
+                        name = f"{os.path.basename(shard)}/{key}"
+                        yield int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2, (key, sample)
+            except (tarfile.TarError, EOFError, OSError) as error:  # raised here, it would lose its type between processes
+                yield 0, Broken(shard, " ".join(map(str, error.args)), fatal=True)
+                return
 
     def decode(self, sample: Any) -> Any:
         if isinstance(sample, Broken):
             return sample
-        name = str(sample["__key__"])
+        name, sample = sample
         content = next((sample[suffix] for suffix in IMAGE_SUFFIXES if suffix in sample), None)
+        if TOO_LARGE in sample:
+            return Broken(name, sample[TOO_LARGE].decode())
         if content is None:
-            return Broken(name, f"no image among {', '.join(key for key in sample if not key.startswith('__'))}")
+            return Broken(name, f"no image among {', '.join(sample)}")
         try:
             target = self._target(sample)
             return self.transform(open_image(io.BytesIO(content))), target

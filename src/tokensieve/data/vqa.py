@@ -1,12 +1,12 @@
-"""Questions about images with their answers: VQAv2 and GQA as published, a plain JSONL, and the embedded scenes.
+"""Questions about images with their answers, in the files of published data sets, in a JSONL, or about embedded scenes.
 
-    vqav2       v2_OpenEnded_mscoco_val2014_questions.json, v2_mscoco_val2014_annotations.json, val2014/COCO_val2014_%012d.jpg
-    gqa         val_balanced_questions.json, images/<imageId>.jpg
+    vqav2, gqa, textvqa, pope, scienceqa, mmbench   as published, under --dataset_root or by their files
+    gqa:PATH and so on                              the same, in a folder or from the file of the questions
     jsonl:FILE  {"image": "a/b.jpg", "question": "...", "answers": ["...", ...]} a line; or "answer"; "id" and "kind" if known
     embedded-questions, embedded-questions-all      scenes drawn on the fly; the latter with the pairs that training never shows
 
-This module declares them and imports no torch. `VqaData.check()` lists what does not fit together before anything starts; an
-image that cannot be read is found while reading.
+This module declares them and imports no torch; `vqa_layouts` has the layouts of the files. `VqaData.check()` lists what does
+not fit together before anything starts; an image that cannot be read is found while reading.
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ def _declare(name: str, summary: str, build: str, argument: str = "") -> None:
 _FILES, _SCENES = "tokensieve.data.vqa_files:build", "tokensieve.data.vqa_scenes:SceneQuestions"
 _declare("embedded-questions", "questions about drawn scenes of several objects", _SCENES)
 _declare("embedded-questions-all", "the same, with the pairs of colour and shape that no training image shows", _SCENES)
-_declare("vqav2", "VQAv2 in its published files", _FILES)
-_declare("gqa", "GQA in its published files", _FILES)
+for _name, _summary in (
+    ("vqav2", "VQAv2: ten answers to every question"),
+    ("gqa", "GQA: one answer to every question"),
+    ("textvqa", "TextVQA: questions about text in images"),
+    ("pope", "POPE: is an object in the image, yes or no"),
+    ("scienceqa", "ScienceQA, its questions with an image: multiple choice"),
+    ("mmbench", "MMBench: multiple choice, images inside the file"),
+):
+    _declare(_name, f"{_summary}; as published", _FILES)
+    _declare(f"{_name}:", f"{_name} in a folder, or from the file of its questions", _FILES, argument="PATH")
 _declare(PREFIX, "questions of the user's own, one JSON object a line", _FILES, argument="FILE")

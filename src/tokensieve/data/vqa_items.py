@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +11,23 @@ from typing import NamedTuple
 from PIL import Image
 from torch.utils.data import Dataset
 
+from tokensieve.errors import UserError
+
+LETTERS = string.ascii_uppercase  # of the options of a multiple choice
+
 
 @dataclass(frozen=True)
 class VqaItem:
     """An image, a question about it, and what people answered."""
 
     image: Image.Image
-    question: str
+    question: str  # with its options, if there are any
     answers: list[str]
     id: str
     kind: str = ""  # of question, where the data has it
     file: str = ""  # which image: several questions may be about one
+    choices: tuple[str, ...] = ()  # the options of a multiple choice, from A on; the answer is a letter
+    turn: int = 0  # by how many positions the options are rotated
 
     @property
     def answer(self) -> str:
@@ -41,14 +48,39 @@ class QuestionRecord(NamedTuple):
     answers: tuple[str, ...]
     id: str
     kind: str
+    choices: tuple[str, ...] = ()
+    turn: int = 0
+
+    @property
+    def text(self) -> str:
+        """The question, and its options below it, each on a line with its letter."""
+        return "\n".join(
+            [self.question, *(f"{letter}. {choice}" for letter, choice in zip(LETTERS, self.choices, strict=False))]
+        )
+
+    def rotations(self) -> list[QuestionRecord]:
+        """The question with its options in every rotation: first as it is, then A's text moves to the end, and so on."""
+        n, right = len(self.choices), LETTERS.index(self.answers[0])
+        return [
+            self._replace(choices=self.choices[turn:] + self.choices[:turn], answers=(LETTERS[(right - turn) % n],), turn=turn)
+            for turn in range(n)
+        ]
 
 
 class VqaData(Dataset[VqaItem]):
-    """Questions with their images; an image that cannot be read is a BrokenImage when it is read."""
+    """Questions with their images; an image that cannot be read is a BrokenImage when it is read.
+
+    scoring: what answers are expected, by which the task sets the prompt and the metrics:
+
+        open        a few words, by VQA accuracy and exact match
+        yes_no      yes or no, by accuracy, precision, recall and F1
+        choice      the letter of one of the item's choices, by accuracy
+    """
 
     name: str
     split: str
     fingerprint: str  # of all questions and of the images' files
+    scoring: str = "open"
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -62,3 +94,7 @@ class VqaData(Dataset[VqaItem]):
         allowed: the share of questions whose image may be missing (they then count as broken images).
         """
         return []
+
+    def in_all_rotations(self) -> VqaData:
+        """The same questions, each once for every rotation of its options; a UserError if they have none."""
+        raise UserError(f"--circular: the questions of {self.name} have no options to rotate; leave it out.")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tokensieve.cutting.passes import IMAGE
+from tokensieve.cutting.passes import IMAGE, Row
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.drawing.geometry import Frame, find_frame
 from tokensieve.drawing.stages import Stage, stages
@@ -33,7 +33,7 @@ class Band:
     name: str = ""  # of the image
     notes: list[str] = field(default_factory=list)
     zeroed: bool = False  # the last cut sets dropped tokens to 0
-    full: int | None = None  # patches of the image before the plan made it smaller; None: it did not
+    resized: Row | None = None  # patches of the image before and after the plan made it smaller; None: it did not
 
     @property
     def patches(self) -> np.ndarray:
@@ -43,11 +43,11 @@ class Band:
 
     @property
     def tokens(self) -> str:
-        before = "" if self.full is None else f"{self.full} → "
+        before = "" if self.resized is None else f"{self.resized.tokens_in} → "
         if self.stages:
             return f"{before}{self.stages[0].tokens_in} → {self.stages[-1].tokens_out} patch tokens"
-        if before and self.grid:
-            return f"{before}{self.grid[0] * self.grid[1]} patch tokens"
+        if self.resized is not None:
+            return f"{before}{self.resized.tokens_out} patch tokens"
         return f"all {self.grid[0] * self.grid[1]} patch tokens" if self.grid else "all patch tokens"
 
 
@@ -75,7 +75,7 @@ def make_band(
         name=name,
         notes=list(handle.notes),
         zeroed=any(step.rest == "zero" for step in handle.plan.steps),
-        full=next((row.tokens_in for row in handle.ledger if row.layer == IMAGE), None),
+        resized=next((row for row in handle.ledger if row.layer == IMAGE), None),
     )
 
 

@@ -178,7 +178,9 @@ def _blocks(one: Band, brief: bool) -> list[Block]:
         captions = {kind: f"{where(stage.layer)}: {kind.caption.format(stage=stage)}" for kind in kinds_of(stage, brief)}
         cuts.append([cut_panel(caption, kind, one, stage) for kind, caption in captions.items()])
     if not cuts:
-        cuts.append([image_panel("all patches are kept" if one.full is None else "a smaller image, all patches are kept", one)])
+        cuts.append(
+            [image_panel("all patches are kept" if one.resized is None else "a smaller image, all patches are kept", one)]
+        )
     blocks: list[Block] = []
     for panels in cuts:
         if not blocks or GAP + blocks[-1].width() + len(panels) * (panel_size(one)[0] + GAP) > MAX_WIDTH:

@@ -2,8 +2,8 @@
 
 `sieve-vit-8` is a CLIP; `sieve-coca-8` is the same CLIP with a decoder that writes captions; `sieve-llava-8` is a LLaVA that
 answers questions, in a folder as transformers' from_pretrained reads it (`llava_path`); `sieve-reid-6` re-identifies people, in
-a folder as `reid.loading` reads it. `register` adds the first two architectures to open_clip through its own API; from then on
-they are open_clip models like any other:
+a folder as `reid.loading` reads it, and `sieve-reid-6-merge` does so with fewer tokens inside the backbone. `register` adds the
+first two architectures to open_clip through its own API; from then on they are open_clip models like any other:
 
     register()
     model, _, preprocess = open_clip.create_model_and_transforms(MODEL, pretrained=str(weights_path(PRETRAINED)))
@@ -24,6 +24,7 @@ CAPTIONER, CAPTIONER_PRETRAINED = "sieve-coca-8", "captions-v1"
 MODELS = {MODEL: (PRETRAINED,), CAPTIONER: (CAPTIONER_PRETRAINED,)}  # the weights that ship for each model
 LLAVA = "sieve-llava-8"
 REID, REID_PRETRAINED = "sieve-reid-6", "sieve-reid-6-pretrain"  # the latter is what the former began with
+REID_MERGE = "sieve-reid-6-merge"  # trained with a merge inside the backbone
 DATASET = "embedded"
 
 _FOLDER = Path(__file__).parent

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from tokensieve.cutting.passes import Row
 from tokensieve.data.source import Inputs
 from tokensieve.evaluation.planned_model import Fusion, PlannedModel
 from tokensieve.evaluation.token_fusion import ANCHOR_RULE
+from tokensieve.measuring.decoder_tokens import decoder_tokens
 from tokensieve.measuring.flops import gflops_within
 
 
@@ -44,6 +46,7 @@ def summarise_reductions(
                     "layers": [vars(row) for row in ledger],
                     "tokens_in": patches,
                     "tokens_out": ledger[-1].tokens_out if ledger else patches,
+                    **_decoder_budget(ledger, patches, language_model),
                     **({"trained": model.trained} if model.trained else {}),
                     "token_fusion": model.fusion.kind,
                     **_fusion_settings(model.fusion),
@@ -56,6 +59,15 @@ def summarise_reductions(
                 }
             )
     return made
+
+
+def _decoder_budget(ledger: Sequence[Row], tokens: int | None, language_model: nn.Module | None) -> dict[str, float]:
+    """The vision tokens of an image that enter the language model, and their mean over its layers; papers report either."""
+    layers: Any = getattr(language_model, "layers", ())
+    if tokens is None or not len(layers):
+        return {}
+    counts = decoder_tokens(ledger, tokens, len(layers))
+    return {"tokens_entrance": counts[0], "tokens_layer_average": sum(counts) / len(counts)}
 
 
 def _fusion_settings(fusion: Fusion) -> dict[str, Any]:

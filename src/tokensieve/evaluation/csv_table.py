@@ -22,6 +22,8 @@ REDUCTION = (
     "layers",
     "tokens_in",
     "tokens_out",
+    "tokens_entrance",
+    "tokens_layer_average",
     "token_fusion",
     "token_fusion_weight",
     "token_fusion_temperature",

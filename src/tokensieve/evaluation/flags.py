@@ -37,7 +37,7 @@ ON = {"action": "store_true"}  # options of a switch
 
 WEIGHTS = Flag(
     "weights",
-    "trained weights of methods in the plan, such as learned: files, folders, ids on the Hub",
+    "trained weights of methods in the plan, such as learned: files, folders of runs or checkpoints, ids on the Hub",
     options={"nargs": "+", "metavar": "FILE"},
     group=REDUCTION,
     repeats=True,

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tokensieve.data import registry as data_registry
 from tokensieve.errors import UserError
 from tokensieve.evaluation import results
 from tokensieve.evaluation.arguments import tasks_of
@@ -85,6 +86,6 @@ def template_fields(model: str, pretrained: str, dataset: str, language: str, ta
         "pretrained": os.path.basename(pretrained) if is_file else pretrained.replace("/", "_"),
         "pretrained_full_path": pretrained.replace("/", "_"),
         "task": task,
-        "dataset": Path(dataset).stem if dataset.startswith("jsonl:") else dataset.removeprefix("wds/").replace("/", "_"),
+        "dataset": data_registry.file_name(dataset),
         "language": language,
     }

@@ -10,7 +10,10 @@ from typing import Any
 
 
 def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image") -> None:
-    """One line for each plan: tokens, metric, what is lost of it, FLOPs, speed. The full model first, then the best plan."""
+    """One line for each plan: tokens, metric, what is lost of it, FLOPs, speed. The full model first, then the best plan.
+
+    Below the tokens of a vision-language model are those that enter its language model, and their mean over its layers.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -27,7 +30,9 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
     table.add_column("plan", overflow="fold", min_width=12)
     head = metric if len(metric) <= 16 else metric.replace("_", "\n")
     has_losses = any("lost" in row["reduction"] for row in rows)
-    for name in ("tokens", head, "lost" if has_losses else f"{unit}s/s", "GFLOPs", "speed-up"):
+    has_decoder = any("tokens_entrance" in row["reduction"] for row in rows)
+    tokens_head = "tokens\nenter LLM /\nlayer average" if has_decoder else "tokens"
+    for name in (tokens_head, head, "lost" if has_losses else f"{unit}s/s", "GFLOPs", "speed-up"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in sorted(rows, key=lambda row: (row["reduction"]["plan"] != "none", -_number(row["metrics"][metric]))):
         done, numbers = row["reduction"], row["metrics"]
@@ -36,7 +41,7 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
         speed, full = done["images_per_second"], done["images_per_second_full"]
         table.add_row(
             plan,
-            tokens,
+            f"{tokens}{_decoder_budget(done)}",
             _with_error(numbers, metric),
             _lost(done) if has_losses else "-" if speed is None else f"{speed:.1f}",
             "-" if done["gflops"] is None else f"{done['gflops']:.3g}",
@@ -78,6 +83,13 @@ def print_files(files: Sequence[Path]) -> None:
         console.print(f"{len(files)} results in the folder {folder}:", markup=False, highlight=False, soft_wrap=True)
         for file in files:
             console.print(f"  {file.name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _decoder_budget(reduction: dict[str, Any]) -> str:
+    """A second line for a vision-language model: vision tokens that enter the language model / their mean over its layers."""
+    if "tokens_entrance" not in reduction:
+        return ""
+    return f"\n{reduction['tokens_entrance']} / {reduction['tokens_layer_average']:.1f}"
 
 
 def _lost(reduction: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from tokensieve.registry import resolve
 
 WHERES = ("0", "2", "2.attn", "out")
 LLM = "llm.2"
+RESIZE = "resize(scale=0.75)"
 SHOWN = {"0": "@0", "2": "@L", "2.attn": "@L.attn", "out": "@out", LLM: "@llm.L"}
 Inputs = Tensor | Mapping[str, Tensor]  # images, or what the processor of a vision-language model makes
 
@@ -41,20 +42,21 @@ class Line:
     drops: list[str] = field(default_factory=list)  # positions where tokens can be dropped
     merges: list[str] = field(default_factory=list)
     pooling: str = ""
+    resize: str = ""  # whether images can be made smaller
     reasons: list[str] = field(default_factory=list)  # why not, where not
 
     def cells(self) -> tuple[str, ...]:
-        """As shown: family, models, prefix, A_coarse, drop and merge, pooling."""
+        """As shown: family, models, prefix, A_coarse, drop and merge, pooling, resize."""
         drops, merges = (" ".join(places) or "nowhere" for places in (self.drops, self.merges))
         places = drops if drops == merges else f"drop {drops}, merge {merges}"
-        return self.family, self.models, self.prefix, self.coarse, places, self.pooling
+        return self.family, self.models, self.prefix, self.coarse, places, self.pooling, self.resize
 
     def failure_text(self) -> str:
         """Why it cannot be cut at some positions, or nothing."""
         return f"{self.family}: {'; '.join(self.reasons)}" if self.reasons else ""
 
 
-HEADS = ("family", "for example", "prefix", "A_coarse", "drop and merge", "pooling")
+HEADS = ("family", "for example", "prefix", "A_coarse", "drop and merge", "pooling", "resize")
 
 
 def table() -> list[Line]:
@@ -72,7 +74,7 @@ def try_family(example: Example) -> Line:
         model = resolve(example.build)(**example.options).eval()
         tower = open_tower(model)
     except Uncuttable as error:
-        return Line(example.name, example.models, reasons=[error.reason])
+        return Line(example.name, example.models, resize="no", reasons=[error.reason])
     except ImportError as error:
         return Line(example.name or example.models, example.models, reasons=[f"{error.name} is not installed"])
     line = Line(tower.family, example.models, _prefix(tower, example.extra))
@@ -80,6 +82,7 @@ def try_family(example: Example) -> Line:
     _try_cuts(line, model, images, WHERES)
     line.coarse = _coarse(model, images, "2")
     line.pooling = _pooling(model, images, "out", "prefix alone" if tower.pools_cls else "sizes do not reach it")
+    _try_resize(line, model, images)
     return line
 
 
@@ -97,6 +100,7 @@ def try_vlm_family(example: Example) -> Line:
         line.reasons.append(vlm.reason.removeprefix(f"{vlm.family} "))
     line.coarse = ", ".join(_coarse(model, inputs, where) for where in (("2", LLM) if vlm.tower is not None else (LLM,)))
     line.pooling = _pooling(model, inputs, LLM, "sizes do not reach it")
+    _try_resize(line, model, inputs)
     return line
 
 
@@ -110,6 +114,18 @@ def _try_cuts(line: Line, model: nn.Module, inputs: Inputs, wheres: Sequence[str
                 line.reasons.append(f"{SHOWN[where]} {rest}: {error}")
             else:
                 positions.append(SHOWN[where])
+
+
+def _try_resize(line: Line, model: nn.Module, inputs: Inputs) -> None:
+    """Tries a smaller image alone and before a cut, and records in the line whether it works, or why not."""
+    try:
+        for plan in (RESIZE, f"{RESIZE} + grid@{LLM if SHOWN[LLM] in line.drops else '2'}:3"):
+            _cut(model, inputs, plan)
+    except UserError as error:
+        line.resize = "no"
+        line.reasons.append(str(error).replace(RESIZE, "resize"))
+    else:
+        line.resize = "yes"
 
 
 def _cut(model: Any, inputs: Inputs, plan: Plan | str) -> Tensor:
@@ -187,7 +203,7 @@ def run(args: Namespace) -> None:
     lines = table()
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     shown.add_column("family, for example", overflow="fold")
-    for head, width in zip(HEADS[2:], (12, 8, 18, 7), strict=True):
+    for head, width in zip(HEADS[2:], (12, 8, 18, 7, 6), strict=True):
         shown.add_column(head, width=width)
     for line in lines:
         family, models, *others = line.cells()

@@ -190,4 +190,4 @@ def sparsity(scores: Tensor, keep: int) -> Tensor:
 
     The loss is on the scores because the number of centres is fixed and has no gradient.
     """
-    return undecided(budgeted(scores.float(), keep, 1.0), keep)
+    return undecided(budgeted(scores.float(), keep, 1.0))

@@ -1,7 +1,9 @@
 """Resize: the tower sees a smaller image, so that fewer patches enter its first block.
 
 A step on the image, not on tokens: it stands before all others and has no position and no budget. Position embeddings are
-interpolated as the model's own library does it. On its own it is a control that a token reduction should beat at the same time.
+interpolated as the model's own library does it. Where images have sizes of their own (SigLIP2, Qwen-VL), each is resized by
+itself, and one that is small enough already stays as it is. On its own it is a control that a token reduction should beat at
+the same time.
 
 Interpolation is bicubic. Without the filter against aliasing images stay sharper, and for mild reductions the features stay
 nearer to those of the full image (docs/cover.md has the figures); `antialias=yes` filters.
@@ -41,8 +43,4 @@ def resize(
     """The image size (h, w) with this shorter side or at this scale, in whole patches."""
     factor = scale or size / min(image_size)
     h, w = (max(1, round(side * factor / patch)) * patch for side, patch in zip(image_size, patch_size, strict=True))
-    if h > image_size[0] or w > image_size[1]:
-        raise UserError(
-            f"resize(size={size}): the model's images have {image_size[0]} x {image_size[1]} pixels; make them smaller"
-        )
     return Resize((h, w), antialias == "yes")

@@ -40,6 +40,7 @@ def budgeted(logits: Tensor, keep: float, temperature: Tensor | float, present: 
     return ((a - tau) / t).sigmoid().to(logits.dtype)
 
 
-def undecided(stays: Tensor, keep: int) -> Tensor:
-    """How far probabilities (B, N) that add up to keep are from keep ones and zeros: 0 if they are, at most 1 - keep / N."""
-    return (1 - stays.float().square().sum(-1) / keep).mean()
+def undecided(present: Tensor) -> Tensor:
+    """How far probabilities (B, N) are from 0 and 1: 0 if all are one of these, 1 - K / N if all are K / N."""
+    present = present.float()
+    return (1 - present.square().sum(-1) / present.sum(-1)).mean()

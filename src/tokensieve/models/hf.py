@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core import Resize
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models.patching import Patch, replace
+from tokensieve.models import siglip2
+from tokensieve.models.patching import replace
 from tokensieve.models.pooling import bias_pooler, blank_after, log_sizes, pool_single_token, query_row, split_heads
-from tokensieve.models.resizing import resize_images
+from tokensieve.models.resizing import Resizing, resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Layout, Sizes, Tower, Undo, gather_rotary, watch_conv
 from tokensieve.scoring import Attention, attend
 
@@ -186,7 +187,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         return {}
 
     def on_layout(set_layout: Callable[[Layout], None]) -> list[Undo]:
-        return _watch_shapes(net, set_layout) if flexible else watch_conv(attrgetter(kind.patches)(net), set_layout)
+        return siglip2.watch_shapes(net, set_layout) if flexible else watch_conv(attrgetter(kind.patches)(net), set_layout)
 
     def patch_pooling(sizes: Sizes) -> list[Undo]:
         undo = [blank_after(attrgetter(kind.last)(net), prefix, sizes)] if kind.norms_all else []
@@ -202,6 +203,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         return model.visual_projection(x) if hasattr(model, "visual_projection") else x
 
     grid, image_size = _sizes(net)
+    has_any_grid = flexible or hasattr(net, "rope_embeddings")
     return Tower(
         family=f"Hugging Face {kind.family}",
         blocks=list(blocks),
@@ -216,15 +218,16 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         entries=[Entry(net, "forward", context=check_mask)],
         project=project,
         pooling=None if head is None else lambda view: _query_row(net, view),
-        per_token=flexible or hasattr(net, "rope_embeddings"),
-        resize=None if flexible else lambda to: _resize(net, to),
-        no_resize_reason="its processor decides the number of patches; set max_num_patches there",
+        per_token=has_any_grid,
+        pads=flexible,
+        resize=partial(siglip2.resize if flexible else _resize, net) if has_any_grid or grid[0] == grid[1] else None,
+        no_resize_reason=f"transformers interpolates position embeddings of square grids only, not of {grid[0]} x {grid[1]}",
     )
 
 
-def _resize(net: Any, to: Resize) -> list[Undo]:
+def _resize(net: Any, resizing: Resizing) -> list[Undo]:
     """Has the tower see images of another size, with its position embeddings interpolated by its own code."""
-    embed = net.embeddings.forward
+    embed, to = net.embeddings.forward, resizing.to
     named = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in inspect.signature(embed).parameters else {}
 
     def smaller(pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -249,30 +252,6 @@ def _sizes(net: Any) -> tuple[tuple[int, int], tuple[int, int]]:
         return (side, side), (side * ph, side * pw)
     height, width = pair(net.config.image_size)
     return (height // ph, width // pw), (height, width)
-
-
-def _watch_shapes(net: Any, set_layout: Callable[[Layout], None]) -> list[Undo]:
-    """SigLIP2's batches hold the shape of each image's grid; padding behind it is taken off before the first block."""
-
-    def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        shapes = kwargs["spatial_shapes"] if "spatial_shapes" in kwargs else args[1]
-        grids = [(int(h), int(w)) for h, w in shapes.tolist()]
-        if len(set(grids)) > 1:
-            shown = ", ".join(f"{h} x {w}" for h, w in sorted(set(grids))[:4])
-            raise UserError(
-                f"the images of this batch have different grids of patches ({shown}), and a plan cuts one grid; "
-                "put images with the same grid into a batch"
-            )
-        h, w = grids[0]
-        set_layout(Layout((h, w), h * w, padded=True))
-
-    def unmask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args[:1], {name: value for name, value in kwargs.items() if name != "attention_mask"}
-
-    undo = [net.embeddings.register_forward_pre_hook(Patch(look), with_kwargs=True).remove]
-    if getattr(net, "head", None) is not None:
-        undo.append(net.head.register_forward_pre_hook(Patch(unmask), with_kwargs=True).remove)
-    return undo
 
 
 def _query_row(net: Any, view: View) -> Tensor:
@@ -324,17 +303,8 @@ def image_encoder(model: nn.Module, unscaled: bool) -> Callable[[Tensor], Tensor
     if kind in ("vit", "deit"):
         return lambda images: run(pixel_values=images, **resized(images)).last_hidden_state[:, 0]
     if kind.startswith("siglip2"):
-        return lambda images: pooled_output(run(**_patches(images, config.patch_size)))
+        return lambda images: pooled_output(run(**siglip2.batch_of(images, config.patch_size)))
     return lambda images: pooled_output(run(pixel_values=images, **resized(images)))
-
-
-def _patches(images: Tensor, size: int) -> dict[str, Tensor | None]:
-    """Whole images as SigLIP2's flexible tower takes them: (B, 3, h, w) -> (B, N, size * size * 3) and each grid's shape."""
-    batch, _, height, width = images.shape
-    h, w = height // size, width // size
-    cells = images.reshape(batch, 3, h, size, w, size).permute(0, 2, 4, 3, 5, 1)  # (B, h, w, size, size, 3)
-    shapes = torch.tensor([[h, w]], device=images.device).expand(batch, -1)
-    return {"pixel_values": cells.reshape(batch, h * w, -1), "pixel_attention_mask": None, "spatial_shapes": shapes}
 
 
 def pooled_output(output: Any) -> Tensor:

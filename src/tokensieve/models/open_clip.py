@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core import Resize
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import timm
 from tokensieve.models.patching import replace
 from tokensieve.models.pooling import bias_pooler, pool_single_token, weighted_mean, zero_empty_tokens
-from tokensieve.models.resizing import resize_images, resize_positions
+from tokensieve.models.resizing import Resizing, resize_images, resize_positions
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, watch_conv
 from tokensieve.scoring import Attention, attend
 
@@ -118,11 +117,11 @@ def open_tower(model: nn.Module) -> Tower | None:
     )
 
 
-def _resize(visual: Any, to: Resize) -> list[Undo]:
+def _resize(visual: Any, resizing: Resizing) -> list[Undo]:
     """Has the tower see images of another size, with its position embeddings interpolated."""
 
     def embed(x: Tensor) -> Tensor:
-        x = visual.conv1(resize_images(x, to))  # (B, D, h, w)
+        x = visual.conv1(resize_images(x, resizing.to))  # (B, D, h, w)
         grid, table = (x.shape[2], x.shape[3]), visual.positional_embedding
         patches = resize_positions(table[1:], tuple(visual.grid_size), grid)
         x = x.flatten(2).transpose(1, 2)  # (B, N, D)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.core import Resize
+
+Size = tuple[int, int]  # (h, w), in pixels or in patches
+SizeRule = Callable[[Size, Size], Resize]  # size of an image, size of its patches -> the size at which the tower sees it
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """What a tower needs to make images smaller."""
+
+    to: Resize  # for images of the configured size
+    decide: SizeRule  # for images of any size
+    set_full_grid: Callable[[Size], None]  # called with the first image's grid before resizing, if images have any size
 
 
 def resize_images(images: Tensor, to: Resize) -> Tensor:

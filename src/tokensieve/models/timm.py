@@ -6,17 +6,17 @@ import copy
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core import Resize
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models.patching import Patch, replace, set_attribute
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
-from tokensieve.models.resizing import resize_images
+from tokensieve.models.resizing import Resizing, resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, gather_rotary, watch_conv
 from tokensieve.scoring import Attention, attend
 
@@ -173,15 +173,15 @@ def _open(trunk: Any, family: str) -> Tower:
         project=lambda x: _project(trunk, x),
         pooling=(lambda view: _query_row(trunk, view)) if latent else None,
         per_token=getattr(trunk, "rope", None) is not None,
-        resize=lambda to: _resize(trunk, to),
+        resize=partial(_resize, trunk),
     )
 
 
-def _resize(trunk: Any, to: Resize) -> list[Undo]:
+def _resize(trunk: Any, resizing: Resizing) -> list[Undo]:
     """Has the tower see smaller images. timm's dynamic image size interpolates position embeddings and rotary angles."""
     from timm.layers import Format
 
-    embed = trunk.patch_embed
+    embed, to = trunk.patch_embed, resizing.to
     stock = embed.forward
     undo = (
         []

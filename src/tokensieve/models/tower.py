@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-from tokensieve.core import Resize
 from tokensieve.models.patching import Patch
+from tokensieve.models.resizing import Resizing
 from tokensieve.scoring import Attention, gather_tokens
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class Entry:
 class Layout:
     """How the patches of the current batch are arranged."""
 
-    grid: tuple[int, int]  # (h, w) of every image
-    n: int  # patches of each image
-    padded: bool = False  # what arrives after them is padding
+    grid: tuple[int, int]  # (h, w) of every image; where they differ, of the first
+    n: int  # patches of each image; where they differ, of the first
+    no_cut_reason: str = ""  # why tokens of this batch cannot be cut: its images have different grids
 
 
 @dataclass
@@ -94,7 +94,8 @@ class Tower:
     no_blocks_reason: str = ""  # why there are no blocks, where only @out can be cut
     signed_layers: Sequence[nn.Module] | None = None  # by which trained parts recognise the model; None: its blocks
     own_parts: Mapping[str, nn.Module] = field(default_factory=dict)  # trained parts of methods that the model itself holds
-    resize: Callable[[Resize], list[Undo]] | None = None  # has the tower see images of another size
+    pads: bool = False  # images have any size; a batch holds padding behind their patches, hidden by a mask
+    resize: Callable[[Resizing], list[Undo]] | None = None  # has the tower see images of another size
     no_resize_reason: str = ""  # why it cannot
     # numbers of samples, and the call's context -> numbers of the rows of its batch
     expand_sample_ids: Callable[[Tensor, Mapping[str, Any]], Tensor] = lambda samples, context: samples

@@ -15,7 +15,9 @@ from tokensieve.errors import Uncuttable
 from tokensieve.models import hf
 from tokensieve.models.decoder import Decoder, open_decoder
 from tokensieve.models.families import VLM_FAMILIES, VlmFamily
+from tokensieve.models.qwen_vl import QwenImages
 from tokensieve.models.tower import Tower
+from tokensieve.registry import resolve
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Vlm:
     decoder: Decoder
     tower: Tower | None  # None: it cannot be cut
     reason: str = ""  # why not
+    images: QwenImages | None = None  # how it takes images of any size; None: they are those of the tower, or of tiles
+    no_resize_reason: str = ""  # why images cannot be made smaller, where there is neither a tower nor `images`
 
 
 def open_vlm(model: nn.Module) -> Vlm | None:
@@ -46,7 +50,11 @@ def open_vlm(model: nn.Module) -> Vlm | None:
     try:
         return Vlm(family.title, model, inner, decoder, _tower(inner, family))
     except Uncuttable as error:
-        return Vlm(family.title, model, inner, decoder, None, error.reason)
+        if family.images:
+            return Vlm(family.title, model, inner, decoder, None, error.reason, images=resolve(family.images)(inner))
+        tiles = "its processor cuts images into tiles before the model sees them; give it smaller images"
+        no_resize = error.reason if family.opens_tower else tiles
+        return Vlm(family.title, model, inner, decoder, None, error.reason, no_resize_reason=no_resize)
 
 
 def open_tower(model: nn.Module) -> Tower | None:

@@ -100,18 +100,27 @@ def _tensors(part: nn.Module) -> dict[str, Tensor]:
 
 
 def build_part(path: Path, about: Mapping[str, Any], method: Method) -> nn.Module:
+    """The module in a file whose header is `about`, in evaluation mode."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        part: nn.Module = method.part(**about["settings"])
         state = load_file(str(path))
-        if part_checksum(state) != about["sha256"]:
-            raise UserError(f"{path}: damaged, its tensors are not those that were saved; copy it again, or train it again")
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path}: damaged, or not a safetensors file ({one_line(error, 160)})") from None
+    if part_checksum(state) != about["sha256"]:
+        raise UserError(f"{path}: damaged, its tensors are not those that were saved; copy it again, or train it again")
+    return fill_part(path, about, method, state)
+
+
+def fill_part(path: Path, about: Mapping[str, Any], method: Method, state: Mapping[str, Tensor]) -> nn.Module:
+    """The module that a header describes with these tensors, in evaluation mode. path: where they come from, for messages."""
+    try:
+        part: nn.Module = method.part(**about["settings"])
         part.load_state_dict(state)
     except UserError:
         raise
-    except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         reason = one_line(error, 160)
         raise UserError(f"{path}: damaged, or from another version of {method.name} ({reason})") from None
     if not all(bool(torch.isfinite(value).all()) for value in state.values()):

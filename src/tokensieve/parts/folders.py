@@ -27,7 +27,7 @@ def find(
 ) -> Path:
     """A file or folder by its name: a path that exists, else, for a text like user/name, a repository of the Hub."""
     path = Path(name)
-    if isinstance(name, Path) or path.exists() or path.suffix == ".safetensors" or not HUB_ID.fullmatch(name):
+    if isinstance(name, Path) or path.exists() or path.suffix in (".safetensors", ".pt") or not HUB_ID.fullmatch(name):
         return path
     return fetch(name, revision=revision, cache_dir=cache_dir, token=token)
 

@@ -2,7 +2,7 @@
 
 A part is one safetensors file. Its header describes it: the method, the settings that build the module (the width of the
 tokens among them), what it was trained for (plans, model, data), a signature of the model it was trained on, and a checksum of
-the tensors. Nothing is ever unpickled.
+the tensors. Plain state dicts of a training's checkpoints are read too (checkpoints.py). No code of a file is ever run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import nn
 
 from tokensieve.errors import UserError
 from tokensieve.models.loading.fingerprints import fingerprint
-from tokensieve.parts import folders
-from tokensieve.parts.files import check_trainable, read_part, training_commands
+from tokensieve.parts import checkpoints, folders
+from tokensieve.parts.files import check_trainable, read_part
 from tokensieve.parts.fit import check_origin, check_width, on_device_of, parts_of_model, shipped_part
 from tokensieve.parts.protocol import LoadedPart, Weights
 from tokensieve.parts.signature import model_signature
@@ -26,9 +26,10 @@ from tokensieve.plan import Plan
 def load_parts(plan: Plan, model: nn.Module, weights: Weights = None) -> dict[str, nn.Module]:
     """The trained module of every method of the plan that has one, by the method's name.
 
-    weights: a file, a folder of files, an id on the Hub, several of them; Reducers; or modules by name, which are used as they
-    are, whatever model they were made for. The plan need not use all of them, but at least one. Without weights, the parts
-    that the model itself holds are used (`Tower.own_parts`), else those that ship for the model.
+    weights: a file; a folder of files, of a training run or of one of its checkpoints; an id on the Hub; several of them;
+    Reducers; or modules by name, which are used as they are, whatever model they were made for. The plan need not use all of
+    them, but at least one. Without weights, the parts that the model itself holds are used (`Tower.own_parts`), else those that
+    ship for the model.
     """
     methods = {step.method.name: step.method for step in plan.steps if step.method.part is not None}
     loaded = read_weights(weights)
@@ -80,13 +81,14 @@ def parts_fingerprint(parts: Mapping[str, nn.Module]) -> str | None:
 def _read_source(source: str | Path) -> dict[str, LoadedPart]:
     """What one file, one folder or one id on the Hub holds."""
     path = folders.find(source)
+    if path.suffix == ".pt":
+        part = checkpoints.read_state_dict(path)
+        assert part.about is not None
+        return {part.about["method"]: part}
     if not path.is_dir():
         part = read_part(path)
         assert part.about is not None
         return {part.about["method"]: part}
     if folders.is_saved(path):
         return {name: LoadedPart(part.part, str(source), part.about) for name, part in folders.read_folder(path)[1].items()}
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise UserError(f"no .safetensors file in the folder {str(path)!r}; {training_commands()} makes one")
-    return read_weights(files)
+    return read_weights(checkpoints.part_files(checkpoints.folder_of_run(path)))

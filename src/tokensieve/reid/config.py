@@ -16,7 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Objective, Search
-from tokensieve.config.section import Count, Fraction, Section
+from tokensieve.config.section import Count, Fraction, KeepCheckpoints, Section
 from tokensieve.errors import UserError, one_line
 from tokensieve.reid.published_keys import PublishedSection, unused_note
 
@@ -228,6 +228,7 @@ class Solver(PublishedSection):
     """Epochs between evaluations; None: only at the end."""
     CHECKPOINT_PERIOD: Rate = 5.0
     """Epochs between checkpoints."""
+    KEEP_CHECKPOINTS: KeepCheckpoints = 2
     DEVICE: str | None = None
     THREADS: Count | None = None
 
@@ -293,6 +294,10 @@ class ReidTraining(Training):
     def threads(self) -> int | None:
         return self.SOLVER.THREADS
 
+    @property
+    def keep_checkpoints(self) -> int | str:
+        return self.SOLVER.KEEP_CHECKPOINTS
+
     @model_validator(mode="after")
     def _check_numbers(self) -> ReidTraining:
         solver, each, problems = self.SOLVER, self.DATALOADER.NUM_INSTANCE, []
@@ -352,6 +357,6 @@ class ReidTraining(Training):
         del recipe["DATASETS"]["ROOT_DIR"], recipe["TEST"]["IMS_PER_BATCH"]
         for key in ("NUM_WORKERS", "KEEP_IN_MEMORY"):
             del recipe["DATALOADER"][key]
-        for key in ("DEVICE", "THREADS", "CHECKPOINT_PERIOD"):
+        for key in ("DEVICE", "THREADS", "CHECKPOINT_PERIOD", "KEEP_CHECKPOINTS"):
             del recipe["SOLVER"][key]
         return recipe

@@ -10,16 +10,17 @@ import torch
 
 from tokensieve import files
 from tokensieve.parts import files as part_files
+from tokensieve.parts.checkpoints import BEST, CHECKPOINTS
 from tokensieve.reid import loading
 from tokensieve.reid.training import ReidLearner
-from tokensieve.training import checkpoint, start
+from tokensieve.training import checkpoint
 from tokensieve.training.log import loss_curve
 
 
 def export(learner: ReidLearner, run: Path) -> dict[str, Any]:
     """Write the model of the best evaluation (without one, the last), its numbers as result.json, and the card."""
     config, step = learner.config, learner.steps
-    best = run / start.CHECKPOINTS / checkpoint.BEST
+    best = run / CHECKPOINTS / BEST
     evaluation: dict[str, Any] = {}
     if best.exists():
         loaded = checkpoint.load(best)

@@ -20,7 +20,7 @@ from tokensieve.reid.batches import Plain
 from tokensieve.reid.model import ReidModel, Settings
 
 EMBEDDED = embedded.REID
-OURS = (EMBEDDED, embedded.REID_PRETRAINED)
+OURS = (EMBEDDED, embedded.REID_MERGE, embedded.REID_PRETRAINED)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = "tokensieve reid 1"
 
@@ -37,7 +37,7 @@ def model_folder(name: str) -> Path:
 
 def is_model_name(name: str) -> bool:
     """Whether a name can only be a re-identification model."""
-    return name == EMBEDDED or is_model(name)
+    return name in OURS or is_model(name)
 
 
 def is_model(name: str) -> bool:

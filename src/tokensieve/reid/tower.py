@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.core import Resize
 from tokensieve.models.registry import open_tower as open_any
+from tokensieve.models.resizing import Resizing
 from tokensieve.models.tower import Entry, Layout, Sizes, Tower, Undo
 from tokensieve.reid.model import ReidModel
 
@@ -29,8 +29,8 @@ def open_tower(model: nn.Module) -> Tower | None:
         inner = [undo for tower in towers.values() for undo in tower.patch_pooling(sizes)] if model.settings.shared else []
         return [*inner, model.weigh(sizes)]
 
-    def resize(to: Resize) -> list[Undo]:
-        return [undo for tower in towers.values() if tower.resize is not None for undo in tower.resize(to)]
+    def resize(resizing: Resizing) -> list[Undo]:
+        return [undo for tower in towers.values() if tower.resize is not None for undo in tower.resize(resizing)]
 
     def check() -> None:
         for tower in towers.values():

@@ -115,12 +115,17 @@ class Searching:
 
     def __init__(self, path: Path, folder: Path, quiet: bool) -> None:
         self.optuna = import_optuna()
-        self.config: Training = config.load(path)
+        self.config: Training = config.load(path, searching=True)
         config.check_files(path, self.config)
         self.search, manager = self.config.search_settings, self.config.manager_settings
         if not self.search.space:
             raise UserError(f"{path}: search_settings.space: {search_space.nothing_to_search(type(self.config))}")
         self.data, self.folder, self.quiet = document.Document(path).data, folder, quiet
+        settings = self.data.get("search_settings") or {}
+        if not settings.get("space"):  # that of the training, so that every file of the search names it
+            space = self.search.model_dump(mode="json", exclude_defaults=True)["space"]
+            self.data["search_settings"] = {**settings, "space": space}
+            self.print(f"search_settings.space is not given; searching {', '.join(short_names(space).values())}")
         self.schema = type(self.config)
         with_values(self.data, dict.fromkeys(self.search.space), (self.schema.output_key, folder))  # are all paths in the file?
         self.free = find_slots(manager, cuda_devices() if manager.available_gpus else [])

@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve import files
 from tokensieve.config import check_files, load
-from tokensieve.config.registry import TRAININGS
+from tokensieve.config.registry import TRAININGS, TrainingSpec
 from tokensieve.errors import UserError
 from tokensieve.registry import resolve
 
@@ -28,7 +29,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 def run(
     config: Any,
-    resume: bool = False,
+    resume: bool | int = False,
     output: str | Path | None = None,
     quiet: bool = False,
     report: Report | None = None,
@@ -39,7 +40,7 @@ def run(
     config: the path of the file, or what `config.load` made of it. overrides: values of keys, see `config.load`.
     The last evaluation goes to result.json; a learner that keeps the best weights writes their numbers there instead. A
     learner may have `steps`, `checkpoint_every` and `evaluate_every`, say computed from the size of its data; otherwise they
-    are taken from the file. report: see `loop.train`.
+    are taken from the file. resume: from the last checkpoint, or from that of a step. report: see `loop.train`.
     """
     check_launcher(os.environ)
     if isinstance(config, (str, Path)):
@@ -52,10 +53,10 @@ def run(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     spec = TRAININGS[config.task]
-    learner, export = resolve(spec.learner)(config), resolve(spec.export)
+    learner = resolve(spec.learner)(config)
     accelerator = getattr(learner, "accelerator", None)
     try:
-        _train(export, learner, folder, config, resume, quiet, report)
+        _train(spec, learner, folder, config, resume, quiet, report)
         del learner
         if accelerator is not None:  # free the models, wait, then end: in another order gloo may abort
             accelerator.free_memory()
@@ -67,21 +68,22 @@ def run(
 
 
 def _train(
-    export: Callable[[Any, Path], Any],
+    spec: TrainingSpec,
     learner: Any,
     folder: Path,
     config: Any,
-    resume: bool,
+    resume: bool | int,
     quiet: bool,
     report: Report | None,
 ) -> None:
     """Train; then process 0 writes the evaluation and what was learned."""
-    from tokensieve.training import loop, start
+    from tokensieve.training import checkpoint, loop, start
 
     def learner_or_config(name: str) -> Any:
         return getattr(learner, name, None) or getattr(config, name, None)
 
     processes = start.processes(learner)
+    keep = learner_or_config("keep_checkpoints") or checkpoint.KEPT
     evaluation = loop.train(
         learner,
         folder,
@@ -89,6 +91,8 @@ def _train(
         checkpoint_every=learner_or_config("checkpoint_every"),
         evaluate_every=learner_or_config("evaluate_every"),
         resume=resume,
+        keep_checkpoints=None if keep == "all" else keep,
+        parts=partial(resolve(spec.parts), learner) if spec.parts else None,
         quiet=quiet,
         report=report,
     )
@@ -96,7 +100,7 @@ def _train(
     def write() -> Any:
         if evaluation is not None:
             files.write_json(folder / "result.json", evaluation)
-        return export(learner, folder)
+        return resolve(spec.export)(learner, folder)
 
     card = processes.run_on_main(write)
     if processes.is_main and not quiet:

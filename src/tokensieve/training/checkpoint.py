@@ -1,9 +1,10 @@
-"""Checkpoints that survive a kill at any moment: written aside, hashed, renamed; the last two and the best are kept.
+"""Checkpoints that survive a kill at any moment: written aside, hashed, renamed; the last ones and the best are kept.
 
 A checkpoint is a folder `step-00001200`, or `best`, with tensors.safetensors, state.json and manifest.json. The manifest holds
 the SHA-256 of the other two and is written last, so a folder is either complete and verified or not a checkpoint. Nothing is
-unpickled. Plain state dicts for other programs, such as `token_merger_step_1200.pt`, are written beside the folders (and into
-`best`) for the same steps; they are never read here.
+unpickled. Trained parts such as merger.safetensors lie in the same folder, for use with --weights. Plain state dicts for other
+programs, such as `token_merger_step_1200.pt`, are written beside the folders (and into `best`) for the same steps. Neither is
+read here.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-KEPT, BEST = 2, "best"
-_TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+from tokensieve.errors import UserError
+from tokensieve.parts.checkpoints import BEST, TENSORS, state_dict_file, step_folder
+
+KEPT = 2
+_STATE, _MANIFEST = "state.json", "manifest.json"
 _UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
 
 
@@ -40,38 +44,49 @@ class Checkpoint:
 
 
 StateDicts = Mapping[str, Mapping[str, Tensor]]
+Contents = Mapping[str, bytes]
 
 
-def save(run: Path, step: int, state: Any, exports: StateDicts | None = None) -> Path:
+def save(
+    run: Path,
+    step: int,
+    state: Any,
+    exports: StateDicts | None = None,
+    parts: Contents | None = None,
+    keep: int | None = KEPT,
+) -> Path:
     """Write `state` (nested dicts, lists, tuples of tensors and plain values) after `step` steps; drop older ones.
 
     Raises OSError when it cannot be written and FloatingPointError when a tensor is not finite; earlier checkpoints stay.
-    The state dicts of `exports` are written first, so that every step that can be resumed has its own.
+    The state dicts of `exports` are written first, so that every step that can be resumed has its own. parts: further files of
+    the folder. keep: how many are kept, None: all. Newer ones are dropped too: the run went back to a step before them.
     """
-    final = _prepare(run, f"step-{step:08d}")
+    final = _prepare(run, step_folder(step))
     packed = _checked(step, state)
     for name, content in _exported(exports, step):
         aside = run / f"{_UNFINISHED}{name}"
         _write_synced(aside, content)
         aside.rename(run / name)
-    _write(final, step, *packed, {})
-    for old in _folders(run)[:-KEPT]:
+    _write(final, step, *packed, parts or {})
+    done = [folder for folder in _folders(run) if _step_of(folder) <= step]
+    kept = done if keep is None else done[-keep:]
+    for other in (folder for folder in _folders(run) if folder not in kept):
         for name in exports or ():
-            (run / _file(name, _step_of(old))).unlink(missing_ok=True)
-        shutil.rmtree(old)
+            (run / state_dict_file(name, _step_of(other))).unlink(missing_ok=True)
+        shutil.rmtree(other)
     return final
 
 
-def save_best(run: Path, step: int, state: Any, exports: StateDicts | None = None) -> Path:
+def save_best(run: Path, step: int, state: Any, exports: StateDicts | None = None, parts: Contents | None = None) -> Path:
     """Write the same as `save` into the folder `best`, in place of its earlier content."""
     final = _prepare(run, BEST)
-    _write(final, step, *_checked(step, state), dict(_exported(exports, step)))
+    _write(final, step, *_checked(step, state), {**dict(_exported(exports, step)), **(parts or {})})
     return final
 
 
 def other_files(run: Path) -> list[Path]:
     """Files of `save` and `save_best` other than checkpoints of steps: state dicts, and the best."""
-    return [path for path in (*run.glob(_file("*", "*")), run / BEST) if path.exists()]
+    return [path for path in (*run.glob(state_dict_file("*", "*")), run / BEST) if path.exists()]
 
 
 def clean_up(run: Path) -> None:
@@ -111,28 +126,24 @@ def _exported(exports: StateDicts | None, step: int) -> list[tuple[str, bytes]]:
     for name, tensors in (exports or {}).items():
         buffer = io.BytesIO()
         torch.save({key: value.detach().cpu().clone() for key, value in tensors.items()}, buffer)
-        files.append((_file(name, step), buffer.getvalue()))
+        files.append((state_dict_file(name, step), buffer.getvalue()))
     return files
 
 
-def _file(name: str, step: int | str) -> str:
-    return f"{name}_step_{step}.pt"
-
-
-def _write(final: Path, step: int, plain: Any, tensors: dict[str, Tensor], files: dict[str, bytes]) -> None:
+def _write(final: Path, step: int, plain: Any, tensors: dict[str, Tensor], files: Contents) -> None:
     """Write the folder aside, then rename it, replacing one that exists."""
     aside, old = final.with_name(f"{_UNFINISHED}{final.name}"), final.with_name(f"{_REPLACED}{final.name}")
     aside.mkdir()
     try:
-        save_file(tensors, str(aside / _TENSORS))
+        save_file(tensors, str(aside / TENSORS))
     except SafetensorError as error:  # raised when the disk is full
-        raise OSError(f"{aside / _TENSORS}: {error}") from error
+        raise OSError(f"{aside / TENSORS}: {error}") from error
     (aside / _STATE).write_text(json.dumps({"step": step, "state": plain}, allow_nan=False), encoding="utf-8")
     for name, content in files.items():
         _write_synced(aside / name, content)
-    digests = {name: _digest(aside / name) for name in (_TENSORS, _STATE)}
+    digests = {name: _digest(aside / name) for name in (TENSORS, _STATE)}
     (aside / _MANIFEST).write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
-    for path in (aside / _TENSORS, aside / _STATE, aside / _MANIFEST, aside):
+    for path in (aside / TENSORS, aside / _STATE, aside / _MANIFEST, aside):
         _sync(path)
     if final.exists():
         final.rename(old)
@@ -151,11 +162,11 @@ def load(folder: Path) -> Checkpoint:
     """Read one checkpoint, after its hashes have been checked."""
     try:
         digests = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        for name in (_TENSORS, _STATE):
+        for name in (TENSORS, _STATE):
             if _digest(folder / name) != digests[name]:
                 raise BrokenCheckpoint(f"{folder / name} differs from what was written (SHA-256)")
         content = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        tensors = load_file(str(folder / _TENSORS))
+        tensors = load_file(str(folder / TENSORS))
         return Checkpoint(content["step"], _unpack(content["state"], tensors), folder)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         if isinstance(error, BrokenCheckpoint):
@@ -172,6 +183,18 @@ def latest(run: Path) -> tuple[Checkpoint | None, list[BrokenCheckpoint]]:
         except BrokenCheckpoint as error:
             broken.append(error)
     return None, broken
+
+
+def at_step(run: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step; a UserError if there is none, or if it is broken."""
+    folder = run / step_folder(step)
+    if not folder.is_dir():
+        steps = ", ".join(str(_step_of(folder)) for folder in _folders(run)) or "none"
+        raise UserError(f"{run} has no checkpoint of step {step}; there are those of the steps {steps}")
+    try:
+        return load(folder)
+    except BrokenCheckpoint as error:
+        raise UserError(f"{error}; resume from another step") from None
 
 
 def _folders(run: Path) -> list[Path]:

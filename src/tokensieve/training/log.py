@@ -55,14 +55,21 @@ class Log:
         self.bar = tqdm(steps, initial=self.start, total=self.steps, disable=hidden, unit="step", dynamic_ncols=True)
         return self.bar
 
-    def losses(self, done: int, losses: Mapping[str, float]) -> None:
+    def losses(self, done: int, losses: Mapping[str, float], groups: Mapping[str, str]) -> None:
+        """groups: the group of a loss by its name; those of no group come first, and are curves of the group train."""
         self.bar.set_postfix_str(format_losses(losses), refresh=False)
         if not self.is_main or (done % self.every and done != self.steps):
             return
         with self._translate_errors():
             self._row({"step": done - 1} | {name: round(loss, 6) for name, loss in losses.items()})
-            self._line(f"step {done}/{self.steps}  {format_losses(losses, 5)}")
-            self._draw("train", done, losses)
+            grouped = {group: {name: x for name, x in losses.items() if groups.get(name) == group} for group in groups.values()}
+            others = {name: loss for name, loss in losses.items() if name not in groups}
+            lines = [f"step {done}/{self.steps}  {format_losses(others, 5)}".rstrip()]
+            for group, members in grouped.items():
+                lines += [f"  {group}:"] * bool(members) + [f"    - {name}: {loss:.5f}" for name, loss in members.items()]
+                self._draw(group, done, members)
+            self._line("\n".join(lines))
+            self._draw("train", done, others)
 
     def evaluation(self, done: int, numbers: Mapping[str, Any]) -> None:
         if not self.is_main:

@@ -1,6 +1,6 @@
 """The loop of every training: steps, evaluations, checkpoints, signals, in one process or several.
 
-<run>/checkpoints/step-00000200/     everything, to resume from there; the last two are kept (checkpoint.py)
+<run>/checkpoints/step-00000200/     everything, to resume from there, and trained parts to use; the last two are kept
 <run>/checkpoints/<part>_step_200.pt plain state dicts of the same steps, for learners that have `exports`
 <run>/checkpoints/best/              the same for the best step by the learner's `monitor`
 <run>/logs/                          training.log, log.jsonl, tensorboard/ (log.py)
@@ -12,16 +12,18 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from tokensieve import provenance
 from tokensieve.distributed import Processes
 from tokensieve.errors import NotFinite, UserError
+from tokensieve.parts.checkpoints import CHECKPOINTS
 from tokensieve.training import checkpoint, random_state
 from tokensieve.training.log import Log, format_losses
 from tokensieve.training.signals import Signals
-from tokensieve.training.start import CHECKPOINTS, find_checkpoint, processes
+from tokensieve.training.start import find_checkpoint, processes
 
 Report = Callable[[int, Mapping[str, float]], None]  # the steps done and the numbers of an evaluation
 
@@ -35,6 +37,9 @@ class Learner(Protocol):
         evaluate(done) -> dict[str, float] | None    numbers on the validation split, never on a test split
         monitor: tuple[str, "max" | "min"]           the number that decides which step is the best; for a learner without
                                                      `evaluate` a loss, as its mean between two checkpoints
+        tie_breaker: tuple[str, "max" | "min"]       the number of an evaluation that decides between equally good ones
+        loss_groups: dict[str, str]                  the group of a loss in the log and the curves, by its name
+        describe() -> list[str]                      lines about what is trained, printed and logged at the start
         accelerator: accelerate.Accelerator          if it can run in several processes: all of them call everything, with the
                                                      same names of losses; mixed precision and accumulation belong to `step`
 
@@ -55,23 +60,28 @@ def train(
     checkpoint_every: int,
     evaluate_every: int | None = None,
     log_every: int = 1,
-    resume: bool = False,
+    resume: bool | int = False,
+    keep_checkpoints: int | None = checkpoint.KEPT,
+    parts: Callable[[int], Mapping[str, bytes]] | None = None,
     quiet: bool = False,
     report: Report | None = None,
 ) -> dict[str, float] | None:
     """Run `steps` steps, or the rest of them; returns the last evaluation. A resumed run ends with the same bits.
 
     A learner with `evaluate` is evaluated every `evaluate_every` steps and at the end.
+    resume: from the last checkpoint, or from that of a step. keep_checkpoints: how many besides the best; None: all.
+    parts: the files of what was learned after so many steps, by name; process 0 writes them into every checkpoint.
     report: called by process 0 with the steps done and the numbers of each evaluation; if it raises, the run ends.
     Raises UserError when a loss is not finite, or when the folder has a run and resume is False. On Ctrl-C or SIGTERM it
     writes a checkpoint and exits with 130 or 143.
     """
-    progress = _Progress(learner, run, processes(learner))
+    progress = _Progress(learner, run, processes(learner), keep_checkpoints, parts)
     start = progress.restore(resume, quiet)
     evaluates = hasattr(learner, "evaluate")
     with Signals(progress.processes) as signals, Log(run, start, steps, log_every, quiet, progress.processes.is_main) as log:
         progress.log = log
         log.write(f"resumed after step {start} from {progress.saved}" if start else f"started, {steps} steps")
+        progress.describe(quiet)
         for index in log.indices():
             progress.step(index)
             done = index + 1
@@ -95,16 +105,24 @@ class _Progress:
 
     log: Log
 
-    def __init__(self, learner: Any, run: Path, processes: Processes) -> None:
-        self.learner, self.run, self.processes = learner, run, processes
+    def __init__(
+        self,
+        learner: Any,
+        run: Path,
+        processes: Processes,
+        keep: int | None,
+        parts: Callable[[int], Mapping[str, bytes]] | None,
+    ) -> None:
+        self.learner, self.run, self.processes, self.keep, self.parts = learner, run, processes, keep, parts
         self.done = 0
         self.saved: Path | None = None
         self.best: float | None = None
+        self.best_tie: float | None = None  # the number of the best step that `tie_breaker` names
         self.recent: list[float] = []  # the loss that `monitor` names, since the last checkpoint
         self.evaluation: dict[str, float] | None = None
 
-    def restore(self, resume: bool, quiet: bool) -> int:
-        """Restore the newest good checkpoint, if there is one and resume is True. Returns the step to start with."""
+    def restore(self, resume: bool | int, quiet: bool) -> int:
+        """Restore the checkpoint to resume from, if there is one. Returns the step to start with."""
         saved: checkpoint.Checkpoint | None = self.processes.run_on_main(lambda: find_checkpoint(self.run, resume))
         if saved is None:
             return 0
@@ -136,7 +154,7 @@ class _Progress:
                 self.fail(f"step {index}: a loss is not finite{where} ({format_losses(losses)}); {self._advice()}")
         losses = {name: sum(one[name] for one in by_process) / len(by_process) for name in by_process[0]}
         self.done = index + 1
-        self.log.losses(self.done, losses)
+        self.log.losses(self.done, losses, getattr(self.learner, "loss_groups", {}))
         if hasattr(self.learner, "monitor") and not hasattr(self.learner, "evaluate"):
             self.recent.append(losses[self.learner.monitor[0]])
 
@@ -152,7 +170,8 @@ class _Progress:
         self.evaluation = numbers
         self.log.evaluation(self.done, numbers)
         if hasattr(self.learner, "monitor"):
-            self.keep_if_best(numbers[self.learner.monitor[0]])
+            tie = numbers.get(self.learner.tie_breaker[0]) if hasattr(self.learner, "tie_breaker") else None
+            self.keep_if_best(numbers[self.learner.monitor[0]], tie)
         if report is not None:
             self.processes.run_on_main(lambda: report(self.done, numbers))
 
@@ -162,16 +181,21 @@ class _Progress:
             self.keep_if_best(sum(self.recent) / len(self.recent))
             self.recent = []
 
-    def keep_if_best(self, value: float | None) -> None:
-        """Keep this step as the best if it is better than all before."""
+    def keep_if_best(self, value: float | None, tie: float | None = None) -> None:
+        """Keep this step as the best if it is better than all before. tie: what decides between equal values."""
         name, direction = self.learner.monitor
-        if value is None or (self.best is not None and (value <= self.best if direction == "max" else value >= self.best)):
+        if value is None:
             return
-        self.best = value
+        if value == self.best:
+            if tie is None or self.best_tie is None or not _is_better(tie, self.best_tie, self.learner.tie_breaker[1]):
+                return
+        elif self.best is not None and not _is_better(value, self.best, direction):
+            return
+        self.best, self.best_tie = value, tie
         self.log.write(f"the best {name} so far, {value:.6g}: kept in {self._write(checkpoint.save_best)}")
 
     def save(self) -> None:
-        self.saved = self._write(checkpoint.save)
+        self.saved = self._write(partial(checkpoint.save, keep=self.keep))
         self.log.write(f"checkpoint in {self.saved}")
 
     def _write(self, save: Callable[..., Path]) -> Path:
@@ -179,12 +203,18 @@ class _Progress:
         state = {
             "learner": self.learner.state(),
             "generators": self.processes.all_gather(random_state.generators()),
-            "progress": {"best": self.best, "recent": self.recent, "evaluation": self.evaluation},
+            "progress": {
+                "best": self.best,
+                "best_tie": self.best_tie,
+                "recent": self.recent,
+                "evaluation": self.evaluation,
+            },
         }
 
         def write() -> Path:
             try:
-                return save(self.run / CHECKPOINTS, self.done, state, exports)
+                parts = None if self.parts is None else self.parts(self.done)
+                return save(self.run / CHECKPOINTS, self.done, state, exports, parts)
             except OSError as error:
                 before = f"the one before, {self.saved}, is intact" if self.saved else "there is none before"
                 raise UserError(
@@ -195,6 +225,13 @@ class _Progress:
                 raise UserError(f"{error}; the last good one is {self.saved}; try a lower learning rate") from error
 
         return self.processes.run_on_main(write)
+
+    def describe(self, quiet: bool) -> None:
+        """Log, and print unless quiet, what the learner says of itself."""
+        for line in self.learner.describe() if hasattr(self.learner, "describe") else ():
+            self.log.write(line)
+            if not quiet and self.processes.is_main:
+                print(line, file=sys.stderr)
 
     def print(self, text: str) -> None:
         """Write a line to training.log and to stderr."""
@@ -217,3 +254,7 @@ class _Progress:
     def fail(self, text: str) -> NoReturn:
         self.log.write(text)
         raise UserError(text)
+
+
+def _is_better(value: float, best: float, direction: str) -> bool:
+    return value > best if direction == "max" else value < best

@@ -10,10 +10,10 @@ from typing import Any
 from tokensieve import distributed
 from tokensieve.distributed import Processes
 from tokensieve.errors import UserError
+from tokensieve.parts.checkpoints import CHECKPOINTS
 from tokensieve.training import checkpoint
 from tokensieve.training.log import FOLDER, ROWS, truncate_log
 
-CHECKPOINTS = "checkpoints"
 LOG = f"{FOLDER}/{ROWS}"
 
 
@@ -34,17 +34,24 @@ def processes(learner: Any) -> Processes:
     )
 
 
-def find_checkpoint(run: Path, resume: bool) -> checkpoint.Checkpoint | None:
-    """The newest good checkpoint of a run, whose folder is prepared. A UserError if it cannot be started or resumed."""
+def find_checkpoint(run: Path, resume: bool | int) -> checkpoint.Checkpoint | None:
+    """The checkpoint to start from: the newest good one, or that of the step `resume`. The folder of the run is prepared.
+
+    A UserError if it cannot be started or resumed.
+    """
     folder = run / CHECKPOINTS
     try:
         for subfolder in (folder, run / FOLDER):
             subfolder.mkdir(parents=True, exist_ok=True)
-        if resume:
+        if resume is not False:
             _move_old_files(run)
         checkpoint.clean_up(folder)
     except OSError as error:
         raise UserError(f"{str(run)!r} cannot be written to ({error.strerror}); give another folder with --output") from None
+    if not isinstance(resume, bool):
+        chosen = checkpoint.at_step(folder, resume)
+        truncate_log(run, chosen.step)
+        return chosen
     newest, broken = checkpoint.latest(folder)
     if not resume and (newest or broken or any(run.glob("step-*")) or checkpoint.other_files(folder)):
         raise UserError(f"{run} holds a run already; add --resume to continue it, or give another folder with --output")

@@ -65,7 +65,8 @@ def outline(subject: Subject, sample: Inputs) -> Outline:
     tower = open_tower(model) if vlm is None else vlm.tower
     decoder = None if vlm is None else vlm.decoder.depth
     if tower is None:
-        reason = "" if vlm is None else vlm.reason
+        assert vlm is not None
+        reason = vlm.no_resize_reason or "a search resizes images of one size only; try resize(scale=0.7) yourself"
         return Outline(None, decoder, subject.image_tokens(sample), reason)
     reason = "" if tower.resize is not None else tower.no_resize_reason or "its tower takes one image size"
     return Outline(tower, decoder, tower.grid[0] * tower.grid[1], reason)

@@ -103,10 +103,21 @@ def check_keep(goal: Goal, tokens: int) -> None:
         raise UserError(f"--keep {goal.keep}: an image has {tokens} tokens in this model; give fewer")
 
 
+def check_speedup(goal: Goal, costs: Costs) -> None:
+    """A UserError if no plan of the space can be expected to be so fast."""
+    if goal.speedup is not None and (fastest := costs.fastest()) < goal.speedup:
+        raise UserError(
+            f"--speedup {goal.speedup:g} cannot be reached: the fastest plan for this model is expected at {fastest:.2f}x; "
+            "give less"
+        )
+
+
 def search(
     args: argparse.Namespace, evaluator: Evaluator, space: Space, record: Record, goal: Goal, images: dict[str, Any]
 ) -> None:
     """Both stages. images: filled with how many images each uses."""
+    costs = Costs(space, record.remember("coefficients", lambda: list(Costs.fit(space, evaluator.gflops).coefficients)))
+    check_speedup(goal, costs)  # by operations alone, before any work
     seconds = 60 * args.budget_minutes
     each = record.remember("seconds_per_image", evaluator.seconds_per_image)
     total = len(evaluator.subject.images)
@@ -117,13 +128,9 @@ def search(
     images |= {"measured": n_images, "tried": n_cheap}
     with _progress("full model", n_images, evaluator.subject.unit, args.quiet) as step:
         evaluator.compute_full(n_images, step)
-    costs = _fit_costs(evaluator, space, record, goal)
+    _calibrate(costs, evaluator, record, goal)
     images["timed"] = evaluator.timed_images
-    if goal.speedup is not None and (fastest := costs.fastest()) < goal.speedup:
-        raise UserError(
-            f"--speedup {goal.speedup:g} cannot be reached: the fastest plan for this model is expected at {fastest:.2f}x; "
-            "give less"
-        )
+    check_speedup(goal, costs)
     stages = Tuning(evaluator, space, costs, record, goal, n_images, n_cheap, ROUNDS[seconds >= 60], seconds)
     stages.recalibrate()
     for part, measure in ((FIRST_SHARE, stages.measure_first), (1.0, stages.measure)):
@@ -142,21 +149,18 @@ def _whole_batches(n: int, args: argparse.Namespace) -> int:
     return n if n < size else n // size * size
 
 
-def _fit_costs(evaluator: Evaluator, space: Space, record: Record, goal: Goal) -> Costs:
-    """Operation counts and a few measured times, which are kept for the next run."""
-    known = record.remember("coefficients", lambda: list(Costs.fit(space, evaluator.gflops).coefficients))
-    costs = Costs(space, known)
+def _calibrate(costs: Costs, evaluator: Evaluator, record: Record, goal: Goal) -> None:
+    """Corrects the predictions by a few measured times, which are kept for the next run."""
 
-    def calibrate() -> dict[str, float]:
-        plans = calibration_plans(space, costs, goal)
+    def measure() -> dict[str, float]:
+        plans = calibration_plans(costs.space, costs, goal)
         plans = {name: plan for name, plan in plans.items() if _fits(evaluator, plan)}
         if plans:
             times = evaluator.speedups(list(plans.values()), ROUNDS[0], with_oracle=False)
             costs.calibrate([(name, plans[name], row["speedup"]) for name, row in zip(plans, times, strict=True)])
         return costs.exponents
 
-    costs.exponents = dict(record.remember("exponents", calibrate))
-    return costs
+    costs.exponents = dict(record.remember("exponents", measure))
 
 
 def _fits(evaluator: Evaluator, plan: Plan) -> bool:

@@ -1,9 +1,14 @@
-"""Visual question answering: the declaration. `task.py` implements it, `answering.py` asks models, `scores.py` has scores."""
+"""Visual question answering: the declaration.
+
+`task.py` implements it and `answering.py` asks models. `scores.py` (open answers), `yes_no.py` and `choices.py` score answers.
+"""
 
 from __future__ import annotations
 
 from tokensieve.flags import Flag, integer_in
 from tokensieve.tasks.registry import TASKS, TaskSpec
+
+YES_NO = ("accuracy", "precision", "recall", "f1", "yes_ratio")
 
 TASKS.add(
     TaskSpec(
@@ -12,32 +17,33 @@ TASKS.add(
         implementation="tokensieve.tasks.vqa.task:VqaTask",
         contents="questions",
         dataset="embedded-questions",
-        metrics=("vqa_score", "exact_match"),
-        main_metrics=("vqa_score",),
-        percent=("vqa_score*", "exact_match*"),
+        metrics=("vqa_score", "exact_match", *YES_NO, "f1_mean", "accuracy_circular"),
+        main_metrics=("vqa_score", "f1", "accuracy_circular", "accuracy"),
+        percent=("vqa_score*", "exact_match*", *(f"{metric}*" for metric in YES_NO)),
         flags=(
             Flag(
                 "questions",
-                "of vqav2 or gqa (default: the published file in --dataset_root)",
+                "of a published data set (default: its usual file in --dataset_root)",
                 options={"metavar": "FILE"},
                 repeats=True,
             ),
             Flag(
                 "annotations",
-                "answers of vqav2 (default: the published file in --dataset_root)",
+                "answers of vqav2 (default: the published file in --dataset_root, or beside the questions)",
                 options={"metavar": "FILE"},
                 repeats=True,
             ),
             Flag(
                 "images",
-                "of the images (default: in --dataset_root, or the folder of the JSONL)",
+                "of the images (default: the usual one in --dataset_root, or beside the questions)",
                 options={"metavar": "DIR"},
                 repeats=True,
             ),
             Flag(
                 "vqa_prompt",
-                "the prompt; holds {question} (default: '{question}' for embedded data, else with "
-                "'Answer the question using a single word or phrase.' on a line below)",
+                "the prompt; holds {question} (default: '{question}' for embedded data; else, on a line below, 'Answer with "
+                "the option's letter from the given choices directly.' for multiple choice, "
+                "'Answer the question using a single word or phrase.' for other questions)",
                 options={"metavar": "TEXT"},
                 separates_results=True,
             ),
@@ -47,6 +53,14 @@ TASKS.add(
                 default=16,
                 options={"type": integer_in(1), "metavar": "N"},
                 separates_results=True,
+            ),
+            Flag(
+                "circular",
+                "ask a multiple choice once for every rotation of its options; it is right if all answers are",
+                default=False,
+                options={"action": "store_true"},
+                separates_results=True,
+                names_result=True,
             ),
             Flag(
                 "blind",

@@ -1,4 +1,13 @@
-"""Scores of answers: VQA's normalisation, its soft score, and the exact match."""
+"""Scores of open answers: VQA's normalisation, its soft score, and the exact match.
+
+vqa_score is VQA's own: an answer is worth min(1, m/3) where m of the other nine people gave the same, averaged over leaving
+each of the ten out. exact_match is 1 if it is the most frequent answer. Both compare answers as VQA does: lower case, number
+words as digits, no articles, contractions with their apostrophe, punctuation as https://visualqa.org/evaluation.html tells.
+
+Where we differ: VQA's program leaves answers as they are where all people agree, so that "two" would be wrong where all ten
+wrote "2"; here both are always made alike. With other than ten people m is held against 3, or all others if they are fewer;
+with one, both numbers are the same.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +17,11 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from tokensieve.data.vqa_items import most_frequent
-from tokensieve.tasks.statistics import grouped_stderr
+from tokensieve.tasks.base import SampleScores
+from tokensieve.tasks.vqa.answering import SHORT
+from tokensieve.tasks.vqa.scoring import Reference, Scores, Scoring, means_and_errors, number_names, rows_by_kind
 
 MARKS = ';/[]"{}()=+\\_-><@`,?!'  # all punctuation but the apostrophe, the colon (2:50) and the full stop
 ARTICLES = ("a", "an", "the")
@@ -75,29 +85,34 @@ class Scored(NamedTuple):
     files: list[str]
 
 
-def soft_scores(records: Sequence[Scored]) -> tuple[Tensor, Tensor]:
-    """The score of every question, (n,), and the number of its image, (n,)."""
-    files: dict[str, int] = {}
-    image = [files.setdefault(file, len(files)) for batch in records for file in batch.files]
-    return torch.tensor([value for batch in records for value in batch.soft], dtype=torch.float64), torch.tensor(image)
+class OpenAnswers(Scoring):
+    """Answers of a few words, held against those of people."""
 
+    metric = "vqa_score"
 
-def metrics(records: Sequence[Scored]) -> dict[str, float]:
-    """vqa_score and exact_match of all questions and of every kind there is, then their standard errors.
+    def __init__(self, prompt: str = SHORT) -> None:
+        self.prompt = prompt
 
-    Questions about one image are not independent of each other: standard errors are those of whole images.
-    """
-    soft, image = soft_scores(records)
-    exact = torch.tensor([value for batch in records for value in batch.exact], dtype=torch.float64)
-    kinds = [kind for batch in records for kind in batch.kinds]
-    chosen = {"": torch.ones(len(kinds), dtype=torch.bool)}
-    for kind in dict.fromkeys(filter(None, kinds)):
-        name = re.sub(r"\W+", "_", kind)
-        chosen[f"_{name}"] = torch.tensor([one == kind for one in kinds])
-    numbers = {
-        f"{metric}{suffix}": (values[rows], image[rows])
-        for suffix, rows in chosen.items()
-        for metric, values in (("vqa_score", soft), ("exact_match", exact))
-    }
-    shares = {name: float(values.mean()) for name, (values, _) in numbers.items()}
-    return shares | {f"{name}_stderr": grouped_stderr(values, groups) for name, (values, groups) in numbers.items()}
+    def record(self, answers: Sequence[str], references: Sequence[Reference]) -> Scored:
+        pairs = [(answer, reference.answers) for answer, reference in zip(answers, references, strict=True)]
+        return Scored(
+            [soft_score(*pair) for pair in pairs],
+            [exact_match(*pair) for pair in pairs],
+            [reference.kind for reference in references],
+            [reference.file for reference in references],
+        )
+
+    def metrics(self, records: Sequence[Scored]) -> dict[str, float]:
+        soft, images = self.sample_scores(records)
+        exact = torch.tensor([value for batch in records for value in batch.exact], dtype=torch.float64)
+        return means_and_errors(
+            {
+                f"{name}{suffix}": Scores(values[rows], images[rows])
+                for suffix, rows in rows_by_kind([kind for batch in records for kind in batch.kinds]).items()
+                for name, values in (("vqa_score", soft), ("exact_match", exact))
+            }
+        )
+
+    def sample_scores(self, records: Sequence[Scored]) -> SampleScores:
+        soft = torch.tensor([value for batch in records for value in batch.soft], dtype=torch.float64)
+        return SampleScores(soft, number_names([file for batch in records for file in batch.files]))

@@ -1,18 +1,13 @@
 """Visual question answering: a model gets an image and a question and generates a short answer, greedily decoded.
 
-vqa_score is VQA's own: an answer is worth min(1, m/3) where m of the other nine people gave the same, averaged over leaving
-each of the ten out. exact_match is 1 if it is the most frequent answer. Both compare answers as VQA does: lower case, number
-words as digits, no articles, contractions with their apostrophe, punctuation as https://visualqa.org/evaluation.html tells.
-
-Where we differ: VQA's program leaves answers as they are where all people agree, so that "two" would be wrong where all ten
-wrote "2"; here both are always made alike. With other than ten people m is held against 3, or all others if they are fewer;
-with one, both numbers are the same.
+The data says what kind of answer it expects (`VqaData.scoring`), and the scoring of that kind has the prompt and the metrics:
+open answers (scores.py), yes or no (yes_no.py), multiple choice (choices.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -26,24 +21,18 @@ from tokensieve.errors import UserError
 from tokensieve.models.loading.vlm import LoadedVlm
 from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext
 from tokensieve.tasks.vqa.answering import BARE, SHORT, answer, ask, prefill
-from tokensieve.tasks.vqa.scores import Scored, exact_match, metrics, soft_score, soft_scores
+from tokensieve.tasks.vqa.choices import Choices
+from tokensieve.tasks.vqa.scores import OpenAnswers
+from tokensieve.tasks.vqa.scoring import Reference, Scoring
+from tokensieve.tasks.vqa.yes_no import YesNo
 
 NAME = "vqa"
-
-
-class Reference(NamedTuple):
-    """What a question's answer is judged by."""
-
-    answers: list[str]
-    kind: str
-    file: str
 
 
 class VqaTask(Task):
     """Questions of one data set, answered by a vision-language model."""
 
     name = NAME
-    metric = "vqa_score"
 
     def __init__(self, context: TaskContext) -> None:
         args, loaded = context.args, context.loaded
@@ -63,7 +52,11 @@ class VqaTask(Task):
         )
         for remark in self.data.check(args.max_broken):
             context.warn(remark)
-        self.template = _template(args.vqa_prompt, context.dataset)
+        if args.circular:
+            self.data = self.data.in_all_rotations()
+        self.scoring = _scoring(self.data.scoring, context.dataset, args.circular)
+        self.metric = self.scoring.metric
+        self.template = self.scoring.prompt if args.vqa_prompt is None else _template(args.vqa_prompt)
         prompts = Prompts(self.processor, self.template, args.blind)
         self.source = Source(Questions(self.data), [], [], self.data.fingerprint, join=prompts)
         self.run, self.run_for_flops = self._answer, prefill
@@ -78,18 +71,16 @@ class VqaTask(Task):
         return answer(model, self.processor, inputs, self.context.args.max_new_tokens)
 
     def batch(self, split: str, images: Any, targets: list[Reference], encoders: Sequence[Encode]) -> list[Record]:
-        kinds, files = [target.kind for target in targets], [target.file for target in targets]
-        made = []
-        for encode in encoders:
-            pairs = list(zip(encode(images), (target.answers for target in targets), strict=True))
-            made.append(Scored([soft_score(*pair) for pair in pairs], [exact_match(*pair) for pair in pairs], kinds, files))
-        return made
+        return [self.scoring.record(encode(images), targets) for encode in encoders]
 
     def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
-        return SampleScores(*soft_scores(records["test"]))
+        return self.scoring.sample_scores(records["test"])
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, float]:
-        return metrics(records["test"])
+        return self.scoring.metrics(records["test"])
+
+    def counts(self, records: dict[str, list[Record]]) -> dict[str, Any]:
+        return self.scoring.counts(records["test"])
 
     def tokens(self, inputs: Any) -> int | None:
         """The places that the image has in the prompt."""
@@ -103,9 +94,13 @@ class VqaTask(Task):
         return found
 
 
-def _template(given: str | None, dataset: str) -> str:
-    if given is None:
-        return BARE if dataset in vqa.EMBEDDED else SHORT
+def _scoring(name: str, dataset: str, circular: bool) -> Scoring:
+    """The scoring of that name (`VqaData.scoring`)."""
+    scorings = {"open": OpenAnswers(BARE if dataset in vqa.EMBEDDED else SHORT), "yes_no": YesNo(), "choice": Choices(circular)}
+    return scorings[name]
+
+
+def _template(given: str) -> str:
     if "{question}" not in given:
         raise UserError(f"--vqa_prompt {given!r} has no {{question}} in it, for example '{{question}} Answer in one word.'")
     return given.replace("\\n", "\n")
@@ -126,7 +121,7 @@ class Questions(Dataset[Any]):
         except BrokenImage as error:
             name, _, reason = str(error).partition(": ")
             return Broken(name, reason)
-        return item, Reference(item.answers, item.kind, item.file)
+        return item, Reference.of(item)
 
 
 class Prompts:

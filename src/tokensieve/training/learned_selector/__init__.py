@@ -9,6 +9,7 @@ TRAININGS.add(
         schema="tokensieve.config.learned_selector:SelectorTraining",
         learner=f"{__name__}.learner:SelectorLearner",
         export=f"{__name__}.export:export",
+        parts=f"{__name__}.export:part_files",
     ),
     origin=__name__,
 )

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from tokensieve import files
 from tokensieve.config import recipe
 from tokensieve.models.features import encode_image
-from tokensieve.parts import files as part_files
+from tokensieve.parts.files import describe_part, pack_part
+from tokensieve.parts.signature import model_signature
 from tokensieve.tasks.statistics import share_stderr
 from tokensieve.training.learned_selector.learner import METHOD, SelectorLearner
 from tokensieve.training.log import loss_curve
@@ -47,21 +48,32 @@ def measure(learner: SelectorLearner) -> dict[str, dict[str, float]]:
     return measured
 
 
-def export(learner: SelectorLearner, run: Path) -> dict[str, Any]:
-    """Write the selector's weights, the card, and the loss curve as a table. Returns the card."""
+def part_files(learner: SelectorLearner, step: int) -> dict[str, bytes]:
+    """The file of the selector as it is after a step."""
+    header = describe_part(METHOD, learner.scorer, model_signature(learner.model), _trained(learner, step))
+    return {f"{METHOD}.safetensors": pack_part(learner.scorer, header)}
+
+
+def _trained(learner: SelectorLearner, step: int) -> dict[str, Any]:
     config = learner.config
-    trained = {
+    return {
         "model": f"{config.model} {config.pretrained}",
         "model_fingerprint": learner.loaded.fingerprint,
         "dataset": f"{config.dataset} {config.split}",
         "plans": [str(plan) for plan in learner.plans],
-        "steps": config.steps,
+        "steps": step,
         "seed": config.seed,
     }
-    part_files.save_part(run / f"{METHOD}.safetensors", METHOD, learner.scorer, learner.model, trained)
+
+
+def export(learner: SelectorLearner, run: Path) -> dict[str, Any]:
+    """Write the selector's weights, the card, and the loss curve as a table. Returns the card."""
+    config = learner.config
+    for name, content in part_files(learner, config.steps).items():
+        files.write_bytes(run / name, content)
     card = {
         "method": METHOD,
-        "trained": trained,
+        "trained": _trained(learner, config.steps),
         "objective": "the full model's feature (1 - cosine), classes (KL), next attention (KL); straight-through",
         "recipe": recipe.recipe(config),
         "pictures": config.steps * config.batch,

@@ -9,6 +9,7 @@ TRAININGS.add(
         schema="tokensieve.config.pruning:PruningTraining",
         learner=f"{__name__}.learner:PruningLearner",
         export=f"{__name__}.export:export",
+        parts=f"{__name__}.export:part_files",
         sections=("method_settings", "trainer_settings", "dataset_settings", "backbone_settings"),
     ),
     origin=__name__,

@@ -21,6 +21,7 @@ from tokensieve.tasks.statistics import share_stderr
 from tokensieve.tasks.vqa import answering
 from tokensieve.tasks.vqa.scores import soft_score
 from tokensieve.training.pruning.batches import Batch, Collate
+from tokensieve.training.pruning.losses import answer_losses
 from tokensieve.training.pruning.tower_cache import TowerCache
 
 
@@ -60,7 +61,7 @@ class Evaluator:
             drop_stderr = float(drop.std()) / n**0.5 if n > 1 else 0.0
             numbers |= {"accuracy_drop": -float(drop.mean()), "accuracy_drop_stderr": drop_stderr}
             numbers |= {"accuracy_hard_stderr": share_stderr(numbers["accuracy_hard"], n), "questions": n}
-            return numbers | {"unreadable": broken} | self.costs()
+            return numbers | {"loss": self.loss(), "unreadable": broken} | self.costs()
 
     def _questions(self, first: int = 0, every: int = 1) -> Iterator[vqa_items.VqaItem | None]:
         """Every so many of the validation questions; None for one whose image cannot be read."""
@@ -99,6 +100,22 @@ class Evaluator:
         from accelerate.utils import gather_object  # type: ignore[import-untyped]
 
         return list(gather_object(scores))
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """The mean over validation questions of the answer's cross-entropy on the hard path."""
+        a, size = self.accelerator, self.config.trainer_settings.dl_settings.eval_batch_size
+        questions = filter(None, self._questions(a.process_index, a.num_processes))
+        total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, and the number of questions
+        while items := list(islice(questions, size)):
+            batch = self.collate(items, torch.arange(len(items))).to(a.device)
+            options = self.handle.call(context={"question": batch.question})
+            with self.tower_cache, self.handle, options, a.autocast():
+                states = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
+                losses = answer_losses(self.model.get_output_embeddings(), states, batch.labels)
+            total += torch.tensor([float(losses["task_loss"]) * len(items), len(items)], dtype=torch.float64)
+        sums = a.reduce(total.to(a.device, torch.float32), "sum")
+        return float(sums[0] / sums[1])
 
     def _sample(self, size: int) -> Batch:
         """The first validation questions whose images can be read."""

@@ -41,15 +41,22 @@ from tokensieve.training.pruning.losses import answer_losses, count_losses
 from tokensieve.training.pruning.tower_cache import TowerCache
 
 PARTS = {"token_merger": "merger", "layer_pruners": "cross"}  # group of weights: the method whose part it is
+LOSS_GROUPS = {  # by which losses are logged
+    "merge_sparsity_loss": "token_merger",
+    **dict.fromkeys(("adv_loss", "task_loss", "distill_loss", "mask_sparsity_loss"), "layer_pruners"),
+    **dict.fromkeys(("real_loss", "fake_loss", "disc_prob_real", "disc_prob_fake"), "discriminator"),
+}
 
 
 class PruningLearner:
     """The frozen model, three groups of weights with their optimizers, and the questions; driven by training.loop."""
 
-    monitor = ("accuracy_hard", "max")
+    tie_breaker = ("loss", "min")
+    loss_groups = LOSS_GROUPS
 
     def __init__(self, config: PruningTraining) -> None:
         self.config, self.optim, self.pruning = config, config.trainer_settings.dl_settings, config.method_settings
+        self.monitor = (self.optim.monitor, "max" if self.optim.monitor == "accuracy_hard" else "min")
         self.accelerator = start_accelerator(
             self.optim.device,
             self.optim.mixed_precision,
@@ -104,7 +111,8 @@ class PruningLearner:
         self._batches: Iterator[tuple[Batch | None, list[str]]] | None = None
 
     def _plan(self) -> str:
-        steps = ["merger@out"] if "merger" in self.parts else []
+        n, entering = self.vision_tokens, self.pruning.merged(self.vision_tokens)
+        steps = ["merger@out"] if "merger" in self.parts else [f"cover@llm.0:{entering}"] if entering < n else []
         if "cross" in self.parts:
             rest = "" if self.pruning.prune_rest == "drop" else f"(rest={self.pruning.prune_rest})"
             steps.append("cross@llm." + ",".join(map(str, self.pruning.pruning_layers)) + rest)
@@ -132,7 +140,7 @@ class PruningLearner:
                 layers=pruning.pruning_layers,
                 d_internal=pruning.pruner_d_internal,
                 heads=pruning.pruner_num_heads,
-                keep=pruning.target_prune_tokens,
+                keep=pruning.pruned(n),
                 arriving=pruning.merged(n),
                 temperature=pruning.temperature,
                 choice=pruning.token_choice,
@@ -224,7 +232,7 @@ class PruningLearner:
             losses = answer_losses(
                 self.model.get_output_embeddings(), pruned, batch.labels, full if pruning.distill_loss_weight > 0 else None
             )
-        losses |= count_losses(self.handle, self.parts.get("cross"))
+        losses |= count_losses(self.handle)
         weights = {
             "task_loss": pruning.task_loss_weight,
             "distill_loss": pruning.distill_loss_weight,
@@ -303,6 +311,9 @@ class PruningLearner:
 
     def exports(self) -> dict[str, dict[str, torch.Tensor]]:
         return {name: dict(part.state_dict()) for name, part in self.groups.items()}
+
+    def describe(self) -> list[str]:
+        return self.pruning.describe(self.vision_tokens, self.steps)
 
     def evaluate(self, index: int) -> dict[str, float]:
         return self.evaluator.evaluate()

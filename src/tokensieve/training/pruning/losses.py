@@ -33,7 +33,7 @@ def answer_losses(
     return losses
 
 
-def count_losses(handle: Handle, heads: Any) -> dict[str, Tensor]:
+def count_losses(handle: Handle) -> dict[str, Tensor]:
     """How undecided the scores of the merger and the soft masks of the heads are, in the last pass.
 
     The masks add up to the target numbers of tokens by construction. `tokens_<place>` is the number that they effectively
@@ -44,7 +44,8 @@ def count_losses(handle: Handle, heads: Any) -> dict[str, Tensor]:
     present: Any = 1.0  # (B, N), the probability that a token is still there
     masks: list[Tensor] = []
     for position, reduction in (*handle.stages, *handle.soft):
-        assert reduction.scores is not None
+        if reduction.scores is None:  # a cap on the tokens, which is not trained
+            continue
         if position == "out":
             losses["merge_sparsity_loss"] = merger.sparsity(reduction.scores, reduction.k)
             continue
@@ -52,7 +53,7 @@ def count_losses(handle: Handle, heads: Any) -> dict[str, Tensor]:
             losses[f"tokens_{position}"] = torch.tensor(float(reduction.k))
             continue
         present = present * reduction.soft.float()
-        masks.append(undecided(present, heads.budget(position)))
+        masks.append(undecided(present))
         losses[f"tokens_{position}"] = (present.sum(-1).square() / present.square().sum(-1)).mean()
     if masks:
         losses["mask_sparsity_loss"] = torch.stack(masks).sum()

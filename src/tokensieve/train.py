@@ -1,0 +1,17 @@
+"""`python -m tokensieve.train CONFIG`: `tokensieve train`, for those who are used to start a Python file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tokensieve.cli import main as run_command
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train; the exit code."""
+    return run_command(["train", *(sys.argv[1:] if argv is None else argv)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
