@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/results.md from the result files in benchmarks/results.
+"""Writes the tables of README.md and of the pages in docs/ from the result files in benchmarks/results.
 
     python benchmarks/tables.py
 
@@ -182,6 +182,28 @@ def _answers(named: list[tuple[str, dict[str, Any]]]) -> str:
         cost = f"{cut['gflops_llm']:.2f}"
         rows.append([name, _stages(cut), f"{score:.3f} ± {row['metrics']['vqa_score_stderr']:.3f}", lost, cost])
     return table(["", "vision tokens", "accuracy", "drop", "LLM GFLOPs"], rows)
+
+
+def vlm_trained() -> str:
+    """Trained parts and controls at several budgets, with the differences of the answers to the same questions."""
+    (found,) = read("vlm_trained.json")
+    gaps = {(row["title"], row["control"]): row for row in found["compared"]}
+    by_title: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        by_title.setdefault((row["budget"], row["title"]), []).append(row)
+    rows = []
+    for (budget, title), runs in by_title.items():
+        accuracy = statistics.mean(run["accuracy"] for run in runs)
+        error = f" ± {runs[0]['stderr']:.3f}" if len(runs) == 1 else ""
+        each = ", ".join(f"{run['accuracy']:.3f}" for run in runs) if len(runs) > 1 else ""
+        controls = ("untrained merger, random pruning, rest merged", "`cover`", "full model")
+        compared = [gaps.get((title, control)) for control in controls]
+        rows.append(
+            [budget or "none", title, f"{accuracy:.3f}{error}", each]
+            + [f"{gap['difference']:+.3f} ± {gap['stderr']:.3f}" if gap else "" for gap in compared]
+        )
+    head = ["budget", "parts", "accuracy", "seeds", "against untrained + random", "against `cover`", "against the full model"]
+    return table(head, rows)
 
 
 def vlm_time() -> str:
@@ -547,6 +569,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "vlm": vlm,
     "vlm_short": vlm_short,
     "vlm_time": vlm_time,
+    "vlm_trained": vlm_trained,
     "default": default_job,
     "embedded": embedded,
     "speed": speed,
@@ -558,7 +581,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    pages = ("README.md", "docs/results.md", "docs/cover.md", "docs/reid.md")
+    pages = ("README.md", "docs/results.md", "docs/cover.md", "docs/reid.md", "docs/vlm-pruning.md")
     for path in [ROOT / page for page in pages]:
         text = path.read_text(encoding="utf-8")
         pattern = r"<!-- table:(\w+) -->\n.*?<!-- /table -->"

@@ -61,6 +61,7 @@ class View:
     place: str = ""  # the position of the cut: "6", "6.attn", "out", "llm.10"
     question: Question | None = None  # the text, in a vision-language model
     has_cls: bool = True  # the first prefix token, if there is any, is CLS (or, after the tower, the global feature)
+    present: Tensor | None = None  # (B, N), the probability that each token is there, behind a soft cut; None: all are
 
     @property
     def n(self) -> int:
@@ -130,7 +131,8 @@ class Reduction:
     scores: Tensor | None = None  # (B, N), what the tokens were ranked by
     gate: Tensor | None = None  # (B, K), 1 forward, the gradient of the scores backward: straight-through training
     anchors: Tensor | None = None  # (B, A), input tokens that pictures mark
-    soft: Tensor | None = None  # (B, N), probabilities of keeping: nothing is dropped, later attention adds their logarithms
+    soft: Tensor | None = None  # (B, N), probabilities of keeping: nothing is dropped, later attention adds their logarithms;
+    # `index` has the tokens that the hard form of the choice would keep
     norm: float = 0.0  # the power with which `apply` restores the norms that averaging shortens; 0: it does not
 
     @classmethod

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
+from tokensieve.errors import UserError
 from tokensieve.scoring import cosine
 
 RESTS = {
@@ -32,6 +33,8 @@ def with_merge_options(view: View, reduction: Reduction, norm: float, sizes: str
 
 def apply_rest(view: View, chosen: Reduction, rest: str) -> Reduction:
     """A selection and its rest as one reduction. 'zero' changes how the selection is applied, not the selection."""
+    if chosen.soft is not None:
+        return _apply_rest_softly(view, chosen, chosen.soft, rest)
     if rest == "zero" or chosen.k == chosen.n:
         return chosen
     plain = replace(chosen, gate=None)
@@ -66,6 +69,31 @@ def _merge(view: View, chosen: Reduction) -> Reduction:
     outputs = torch.arange(chosen.k, device=nearest.device).expand_as(chosen.index)
     groups = nearest.scatter(1, chosen.index, outputs)  # a kept token stays in its own group
     return Reduction.merge(groups, chosen.index, view.sizes_or_ones(), chosen.scores)
+
+
+def _apply_rest_softly(view: View, chosen: Reduction, soft: Tensor, rest: str) -> Reduction:
+    """A soft choice and its rest. With merge, the share 1 - soft of a token moves to the most similar other kept token.
+
+    Every token stays in its place, so the reduction is from N to N tokens. Its sizes are those of tokens that are there for
+    sure; the engine multiplies them by the probability of being there.
+    """
+    if rest == "drop":
+        return chosen
+    if rest != "merge":
+        raise UserError(f"rest={rest} has no soft form, which the training needs; use rest=drop or rest=merge")
+    index, sizes = chosen.index, view.sizes_or_ones()
+    present = torch.ones_like(sizes) if view.present is None else view.present
+    kept = view.tokens.gather(1, index[..., None].expand(-1, -1, view.tokens.shape[2]))  # (B, K, D)
+    positions = torch.arange(view.n, device=index.device)
+    itself = positions[:, None] == index[:, None]  # (B, N, K)
+    nearest = cosine(view.tokens, kept).masked_fill(itself, -2.0).argmax(-1)  # (B, N)
+    goal = index.gather(1, nearest)[:, None]  # (B, 1, N); a single kept token is its own
+    moving = (sizes * present * (1 - soft))[:, None]  # (B, 1, N)
+    left = (present * soft).clamp_min(torch.finfo(torch.float32).tiny)  # (B, N)
+    arriving = torch.zeros_like(moving).expand(-1, view.n, -1).scatter(1, goal, moving)  # (B, N, N)
+    mass = arriving / left[..., None] + torch.diag_embed(sizes)
+    total = mass.sum(-1)  # (B, N)
+    return replace(chosen, index=positions.expand(len(index), -1), weight=mass / total[..., None], sizes=total)
 
 
 def _fuse(view: View, chosen: Reduction) -> Reduction:

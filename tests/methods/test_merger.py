@@ -87,11 +87,8 @@ def test_every_weight_learns_through_a_frozen_projector(part):
     projector = torch.nn.Sequential(torch.nn.Linear(32, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Linear(16, 4))
     projector(merger(view, 7).apply(view.tokens)).square().mean().backward()
     for name, parameter in part.named_parameters():
-        if name not in ("out.bias",):  # the same for all tokens: it moves no choice; the sparsity teaches it
+        if parameter.requires_grad:
             assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, name
-    part.zero_grad()
-    sparsity(part(view)[0], 7).backward()
-    assert part.out.bias.grad.abs() > 0
 
 
 def test_the_gate_changes_nothing_forward_and_asks_for_the_difference_backward(part):
@@ -120,6 +117,7 @@ class Fixed:
 
     def __init__(self, part, scores, seen):
         self.part, self.scores, self.seen, self.training, self.temperature = part, scores, seen, True, part.temperature
+        self.choice = part.choice
 
     def __call__(self, view):
         return self.scores, self.seen
@@ -177,8 +175,9 @@ def test_sparsity_is_about_the_scores():
     done = torch.full((2, 10), -40.0)
     done[:, :3] = 40.0
     assert sparsity(done, 3) < 1e-6
-    assert float(sparsity(done, 5)) == pytest.approx(0.04, rel=1e-4)
-    assert float(sparsity(torch.zeros(2, 10), 5)) == pytest.approx(0.25, rel=1e-4)
+    assert sparsity(done, 5) > 0.2
+    assert float(sparsity(torch.zeros(2, 10), 5)) == pytest.approx(0.5, rel=1e-4)
+    assert sparsity(3 * done.sign(), 3) < sparsity(done.sign(), 3)  # falls as they become decisive
     scores = torch.randn(2, 10, requires_grad=True)
     sparsity(scores, 3).backward()
     assert (scores.grad != 0).all()

@@ -37,6 +37,8 @@ class Backbone(Section):
     attn_implementation: Literal["sdpa", "eager"] | None = None
     """The soft masks of the training need an implementation with an attention bias; flash attention has none."""
     cache_dir: str | None = None
+    tower_cache: Path | None = None
+    """A folder for the outputs of the vision tower, so that each image is encoded once. None: they are not stored."""
 
 
 class Files(Section):
@@ -104,13 +106,17 @@ class Pruning(Section):
     """The tokens that the merger leaves; None: from merge_ratio. Both may be given where they agree."""
     merge_sparsity_weight: Weight = 1e-4
     merger_hidden: Count = 256
+    merger_temperature: Rate = 0.1
+    """Temperature of the merger's assignment and of its noise. It does not change during the training."""
+    token_choice: Literal["spread", "top"] = "spread"
+    """How centres and kept tokens are chosen: by score and coverage, or the largest scores alone."""
     pruning_layers: tuple[Annotated[int, Field(ge=0)], ...] = (10, 20, 31)
     """Layers of the language model, counted from 0, whose input is pruned."""
     target_prune_tokens: tuple[Target, ...] | None = None
     """Vision tokens left from each pruning layer on: counts, or shares below 1 of the tokens that arrive there. One number
     alone is that of the last layer, and those before it fall geometrically; None: to 100 of 576 (see `pruned`)."""
     prune_sparsity_weight: Weight = 10.0
-    """Weight of the squared relative errors of the soft masks' token counts."""
+    """Weight of how undecided the soft masks are: 0 if exactly the target counts of tokens have a mask of 1."""
     pruner_d_internal: Count = 512
     pruner_num_heads: Count = 4
     pruner_type: Literal["cross_attention"] = "cross_attention"
@@ -123,7 +129,7 @@ class Pruning(Section):
     task_loss_weight: Weight = 25.0
     distill_loss_weight: Weight = 0.0
     """Weight of the divergence from the full model's distribution over the answer's words. 0: none."""
-    hard_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    hard_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of the steps, at the end, in which the pruners drop tokens as in use, with a straight-through gradient."""
     prune_rest: Literal["drop", "merge"] = "drop"
     """Pruned tokens are dropped, or averaged into the most similar kept ones (rest=merge in the plan)."""
@@ -362,5 +368,6 @@ class PruningTraining(Training):
         )
         for key in ("num_workers", "threads", "device", "checkpoint_every", "keep_checkpoints", "eval_batch_size"):
             del recipe["trainer_settings"]["dl_settings"][key]
-        del recipe["backbone_settings"]["cache_dir"]
+        for key in ("cache_dir", "tower_cache"):
+            del recipe["backbone_settings"][key]
         return recipe

@@ -99,8 +99,6 @@ class Chooser:
         chosen: Reduction = cut.step.method.decide(view, keep, **cut.step.arguments())
         if checks and chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
             raise NotFinite(f"{cut.step} at layer {cut.name}: its scores contain NaN or infinity")
-        if chosen.soft is not None:
-            return chosen
         reduction = apply_rest(view, chosen, cut.step.rest)
         options = cut.step.options
         return with_merge_options(view, reduction, options["norm"], options["sizes"]) if cut.step.merges else reduction

@@ -10,7 +10,7 @@ Merged tokens keep their sizes in the decoder: log(size) is added to the attenti
 merged from five patches gets the attention weight of five. Flash attention supports no bias; there every token counts once.
 
 With a soft reduction nothing is dropped: log(soft) is added to the attention logits of the keys from this layer on. Where soft
-is 0 or 1, this equals dropping.
+is 0 or 1, this equals dropping. Later cuts know the probability that a token is still there, and count by it.
 """
 
 from __future__ import annotations
@@ -162,11 +162,12 @@ class DecoderLayers:
                 return self.vlm.decoder.attention(number, x[rows], (cos, sin), visible, query, at, bias)
 
             tokens = x[rows[:, None], at]  # (G, N, D)
-            reduction = self._decide(cut, tokens, group, questions.rows(rows), attend, call)
+            keep = self.chooser.tokens_to_keep(cut, at.shape[1] if group.count is None else group.count)
+            reduction = self._decide(cut, keep, tokens, group, questions.rows(rows), attend, call)
             if reduction.soft is not None:
                 self.vlm.decoder.check_bias()
-                self._add_weight(run, rows, at, reduction.soft.float().clamp_min(MIN_KEEP_PROBABILITY))
-                groups.append(group)
+                x = x if reduction.weight is None else x.index_put((rows[:, None], at), reduction.apply(tokens))
+                groups.append(self._weigh_softly(run, group, reduction, reduction.soft.float(), keep))
                 continue
             kept = at.gather(1, reduction.index)  # (G, K)
             if reduction.weight is not None or reduction.gate is not None:
@@ -176,18 +177,34 @@ class DecoderLayers:
             if reduction.sizes is not None:
                 before = 1.0 if group.sizes is None else group.sizes.gather(1, reduction.index)
                 self._add_weight(run, rows, kept, reduction.sizes / before)
-            groups.append(replace(group, at=kept, sizes=reduction.sizes_after(group.sizes)))
+            present = None if group.present is None else group.present.gather(1, reduction.index)
+            count = group.count if reduction.k == reduction.n else None
+            groups.append(replace(group, at=kept, sizes=reduction.sizes_after(group.sizes), present=present, count=count))
         run.groups = groups
         return x
 
+    def _weigh_softly(self, run: DecoderPass, group: ImageGroup, reduction: Reduction, soft: Tensor, keep: int) -> ImageGroup:
+        """Gives every token of a group the attention weight of its probability soft (G, N); the group behind this cut."""
+        factor, sizes = soft.clamp_min(MIN_KEEP_PROBABILITY), group.sizes
+        if reduction.sizes is not None:  # tokens were merged
+            factor, sizes = factor * reduction.sizes / (1.0 if sizes is None else sizes), reduction.sizes
+        self._add_weight(run, group.rows, group.at, factor)
+        return replace(group, sizes=sizes, present=soft if group.present is None else soft * group.present, count=keep)
+
     def _decide(
-        self, cut: Cut, tokens: Tensor, group: ImageGroup, question: Question, attend: Callable[[], Attention], call: Call
+        self,
+        cut: Cut,
+        keep: int,
+        tokens: Tensor,
+        group: ImageGroup,
+        question: Question,
+        attend: Callable[[], Attention],
+        call: Call,
     ) -> Reduction:
         """The decision of a step about the vision tokens (G, N, D) of a group of images."""
         assert call.tower is not None  # set when the features were computed
         state, n = call.tower, tokens.shape[1]
-        keep = self.chooser.tokens_to_keep(cut, n)
-        if keep == n:
+        if keep == (n if group.count is None else group.count):
             everything = Reduction(torch.arange(n, device=tokens.device).expand(len(tokens), -1), n)
             state.record_decoder_cut(cut, everything, group.images)
             return everything
@@ -205,6 +222,7 @@ class DecoderLayers:
                 part=self.chooser.part(cut.step),
                 place=cut.name,
                 question=question,
+                present=group.present,
             )
             reduction = self.chooser.choose(cut, view, keep)
         state.record_decoder_cut(cut, reduction, group.images)

@@ -31,6 +31,8 @@ class ImageGroup:
     rows: Tensor  # (G,), the sequence of each image
     at: Tensor  # (G, N), positions of its tokens in that sequence
     sizes: Tensor | None = None  # (G, N), number of patches merged into each token
+    present: Tensor | None = None  # (G, N), the probability that each token is there, behind a soft cut; None: all are
+    count: int | None = None  # tokens that a hard cut would have left, behind a soft one; None: N
 
 
 @dataclass

@@ -7,14 +7,20 @@
 logit is (B, N); each layer has its own weights. The last term measures how much a token is related to the question at all,
 which the softmax of the attention hides. The MLP also gets the logarithm of the size of a merged token.
 
-In training a token is kept with probability sigmoid((logit + g) / T), where g is the difference of two Gumbel numbers. Nothing
-is dropped: the logarithm of the probability is added to the attention logits of that token from this layer on, which is what
-dropping changes. (A factor of the hidden state would be undone by the norm of the next layer.) In evaluation the K tokens with
-the largest logits are kept and the others dropped. As the probabilities approach 0 and 1, both become the same.
+In evaluation the K tokens with the largest logits are kept and the others dropped or merged. With choice="spread" the choice is
+by logit and coverage (methods/spread.py), and the logits are standardised (mean 0, deviation 1 over the tokens of an image) and
+multiplied by a learned scale that starts small. So untrained heads choose like farthest-point sampling, and what they learn
+moves that choice. With choice="top" the K largest of untrained logits are systematically worse than K random tokens.
 
-Until then, the K largest of nearly equal probabilities differ from a sample of them. So the training may end with steps on the
-hard path (`straight`): K tokens sampled by logit + T * g, with a gate that is 1 in the forward pass and in the backward pass
-the logarithm of the token's share, as in methods/learned.py.
+In training a token is kept with probability sigmoid((logit + g - tau) / T), where g is the difference of two Gumbel numbers and
+tau is such that the probabilities add up to K (methods/soft_mask.py). Nothing is dropped: the logarithm of the probability is
+added to the attention logits of that token from this layer on, which is what dropping changes. (A factor of the hidden state
+would be undone by the norm of the next layer.) With rest=merge the share 1 - p of a token moves to the most similar kept one.
+As T goes to 0, this becomes the hard path.
+
+At larger T, masks differ from a choice. So the training may end with steps on the hard path (`straight`): K tokens sampled by
+logit + T * g, with a gate that is 1 in the forward pass and in the backward pass the logarithm of the token's share, as in
+methods/learned.py.
 
 The heads read the question only, never the answer.
 """
@@ -32,6 +38,8 @@ from torch import Tensor, nn
 from tokensieve.core import Question, Reduction, View
 from tokensieve.errors import UserError
 from tokensieve.methods.registry import method
+from tokensieve.methods.soft_mask import budgeted
+from tokensieve.methods.spread import Choice, StandardisedScores, check_choice, coverage
 from tokensieve.scoring import full_precision, top
 
 MAX_ODDS = 20.0  # bound of the log odds of one head; without any word they are -infinite
@@ -40,7 +48,7 @@ MAX_ODDS = 20.0  # bound of the log odds of one head; without any word they are 
 class Head(nn.Module):
     """Logits of keeping each token, from vision tokens (B, N, D) and the words of the question (B, T, D): (B, N)."""
 
-    def __init__(self, width: int, d_internal: int, heads: int, keep_probability: float) -> None:
+    def __init__(self, width: int, d_internal: int, heads: int, keep_probability: float, choice: Choice) -> None:
         super().__init__()
         self.heads = heads
         self.vision_norm, self.question_norm = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -49,14 +57,14 @@ class Head(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(d_internal, d_internal, bias=False) for _ in range(4))
         self.norm = nn.LayerNorm(d_internal)
         self.size = nn.Linear(1, d_internal, bias=False)
-        self.hidden, self.out = nn.Linear(d_internal, d_internal), nn.Linear(d_internal, 1)
+        self.hidden, self.out = nn.Linear(d_internal, d_internal), nn.Linear(d_internal, 1, bias=choice == "top")
         self.gain = nn.Parameter(torch.tensor(0.1))
+        self.standardised = StandardisedScores() if choice == "spread" else None
         nn.init.normal_(self.out.weight, std=0.1 * d_internal**-0.5)
-        nn.init.constant_(
-            self.out.bias, math.log(keep_probability / (1 - keep_probability))
-        )  # starts with the right number of tokens
+        if choice == "top":  # the level of the logits changes no choice, so this is not trained
+            nn.init.constant_(self.out.bias, math.log(keep_probability / (1 - keep_probability))).requires_grad_(False)
 
-    def forward(self, tokens: Tensor, sizes: Tensor, question: Question | None) -> Tensor:
+    def forward(self, tokens: Tensor, sizes: Tensor, question: Question | None, present: Tensor | None) -> Tensor:
         v = self.vision(self.vision_norm(tokens.float())) + self.size(sizes.log()[..., None])  # (B, N, d_internal)
         nothing = self.nothing.expand(len(v), -1, -1)
         words, mask = nothing, torch.ones_like(nothing[..., 0], dtype=torch.bool)
@@ -72,7 +80,7 @@ class Head(nn.Module):
             1
         ).log()  # (B, N)
         logit: Tensor = self.out(F.gelu(self.hidden(self.norm(v + self.o(attended)))))[..., 0] + self.gain * odds
-        return logit
+        return logit if self.standardised is None else self.standardised(logit, present)
 
 
 class Heads(nn.Module):
@@ -81,6 +89,7 @@ class Heads(nn.Module):
     Args:
         keep: the number of tokens to keep at each layer.
         arriving: the number of tokens before the first layer.
+        choice: "top", the largest logits; "spread", by logit and coverage.
     """
 
     temperature: Tensor
@@ -94,17 +103,21 @@ class Heads(nn.Module):
         keep: Sequence[int] = (),
         arriving: int | None = None,
         temperature: float = 1.0,
+        choice: Choice = "top",
     ) -> None:
         super().__init__()
+        check_choice("cross", choice)
         if d_internal % heads:
             raise UserError(f"cross: d_internal={d_internal} cannot be divided among {heads} heads")
         if keep and len(keep) != len(layers):
             raise UserError(f"cross: {len(layers)} layers and {len(keep)} counts of tokens; give one count for each layer")
         self.width, self.layers, self.d_internal, self.heads, self.arriving = width, list(layers), d_internal, heads, arriving
-        self.keep = list(keep)
+        self.keep, self.choice = list(keep), choice
         before = [arriving or 2 * keep[0], *keep] if keep else []
         shares = [min(max(after / n, 0.05), 0.95) for n, after in zip(before, keep, strict=False)] or [0.5] * len(layers)
-        self.layer = nn.ModuleDict({str(n): Head(width, d_internal, heads, p) for n, p in zip(layers, shares, strict=True)})
+        self.layer = nn.ModuleDict(
+            {str(n): Head(width, d_internal, heads, p, choice) for n, p in zip(layers, shares, strict=True)}
+        )
         self.register_buffer("temperature", torch.tensor(float(temperature)))
         self.soft = False  # the soft path without noise, in evaluation
         self.straight = False  # in training: the hard path, and a straight-through gate for the gradient
@@ -119,6 +132,7 @@ class Heads(nn.Module):
             "keep": self.keep,
             "arriving": self.arriving,
             "temperature": float(self.temperature),
+            "choice": self.choice,
         }
 
     def budget(self, place: str) -> int | None:
@@ -132,7 +146,8 @@ class Heads(nn.Module):
     def forward(self, view: View) -> Tensor:
         if view.place not in self.places():
             raise UserError(f"cross: no head for @{view.place}; these weights were trained for {', '.join(self.places())}")
-        logits: Tensor = self.layer[view.place.removeprefix("llm.")](view.tokens, view.sizes_or_ones(), view.question)
+        head = self.layer[view.place.removeprefix("llm.")]
+        logits: Tensor = head(view.tokens, view.sizes_or_ones(), view.question, view.present)
         return logits
 
 
@@ -146,18 +161,19 @@ def cross(view: View, keep: int) -> Reduction:
     """The tokens with the largest logits; in training all of them, with the probabilities of keeping each."""
     part: Heads = view.part
     logits = part(view)
-    if part.training and part.straight:
-        noise = part.temperature * view.noise().clamp(1e-6, 1 - 1e-6).logit()
-        chosen = top(logits.detach() + noise, keep)
-        share = logits.log_softmax(-1).gather(1, chosen)  # (B, K)
-        return Reduction.keep(chosen, view.n, scores=logits, gate=1 + (share - share.detach()))
-    if not (part.training or part.soft):
-        return Reduction.keep(top(logits, keep), view.n, scores=logits)
-    noisy = logits + view.noise().clamp(1e-6, 1 - 1e-6).logit() if part.training else logits
-    everything = torch.arange(view.n, device=logits.device).expand(len(logits), -1)
-    return Reduction(index=everything, n=view.n, scores=logits, soft=(noisy / part.temperature).sigmoid())
-
-
-def sparsity(soft: Tensor, keep: int) -> Tensor:
-    """Mean squared relative error of the expected number of tokens, from the probabilities (B, N)."""
-    return ((soft.float().sum(-1) - keep) / keep).square().mean()
+    is_straight, is_soft = part.training and part.straight, part.soft or (part.training and not part.straight)
+    ranked = logits
+    if part.training:
+        noise = view.noise().clamp(1e-6, 1 - 1e-6).logit()
+        ranked = ranked + (part.temperature * noise if is_straight else noise)
+    if part.choice == "spread":
+        ranked = ranked + coverage(ranked, view.tokens, keep, view.present)
+    if is_soft:
+        soft = budgeted(ranked, keep, part.temperature, view.present)
+        chosen = top(soft.detach() if view.present is None else (soft * view.present).detach(), keep)
+        return Reduction(chosen, view.n, scores=logits, soft=soft)
+    chosen = top(ranked.detach(), keep)
+    if not is_straight:
+        return Reduction.keep(chosen, view.n, scores=logits)
+    share = logits.log_softmax(-1).gather(1, chosen)  # (B, K)
+    return Reduction.keep(chosen, view.n, scores=logits, gate=1 + (share - share.detach()))

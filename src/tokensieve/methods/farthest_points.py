@@ -42,7 +42,7 @@ def farthest_points(tokens: Tensor, k: int, clip: float, first: Tensor | None = 
 
 def _from_gram(x: Tensor, k: int, clip: float, first: Tensor | None) -> tuple[Tensor, Tensor]:
     gram = x @ x.transpose(1, 2)  # (B, N, N)
-    scale = _clip_factor(gram.diagonal(dim1=1, dim2=2).sqrt(), clip)  # (B, N)
+    scale = clip_factor(gram.diagonal(dim1=1, dim2=2).sqrt(), clip)  # (B, N)
     gram = gram * scale[:, :, None] * scale[:, None]  # of the clipped tokens
     square = gram.diagonal(dim1=1, dim2=2).contiguous()  # (B, N), squared norms
     distance = torch.add(square[:, :, None], gram, alpha=-2).add_(square[:, None]).clamp_min_(0)  # (B, N, N), squared
@@ -66,7 +66,7 @@ def _in_rounds(x: Tensor, k: int, clip: float, first: int | None) -> tuple[Tenso
     """Of one image, (N, D). Distances to the seeds only shrink: a candidate that is still farther than every token outside of
     the candidates was before the round is the farthest of all, so that one round finds several seeds."""
     norm = x.norm(dim=-1)
-    z = x * _clip_factor(norm, clip)[:, None]
+    z = x * clip_factor(norm, clip)[:, None]
     z = z - z.mean(0)
     square = z.square().sum(-1)  # (N,)
     seeds = [int(square.argmax()) if first is None else first]
@@ -105,9 +105,13 @@ def _squared_distance(one: Tensor, other: Tensor, product: Tensor) -> Tensor:
     return torch.where(distance > ROUNDING * both, distance, torch.zeros_like(distance))
 
 
-def _clip_factor(norm: Tensor, clip: float) -> Tensor:
-    """What norms (..., N) are multiplied with, so that none exceeds `clip` times their median (where that is not 0)."""
-    median = norm.median(dim=-1, keepdim=True).values
+def clip_factor(norm: Tensor, clip: float, among: Tensor | None = None) -> Tensor:
+    """What norms (..., N) are multiplied with, so that none exceeds `clip` times their median (where that is not 0).
+
+    among: (..., N), the tokens whose median it is; None: all.
+    """
+    counted = norm if among is None else norm.masked_fill(~among, torch.nan)
+    median = counted.nanmedian(dim=-1, keepdim=True).values
     limit = torch.where(median > 0, clip * median, torch.inf)
     return (limit / norm.clamp_min(torch.finfo(torch.float32).tiny)).clamp_max(1.0)
 

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from tokensieve.core import Question, Reduction, View
 from tokensieve.errors import UserError
 from tokensieve.methods.registry import method
+from tokensieve.methods.soft_mask import budgeted, undecided
+from tokensieve.methods.spread import Choice, StandardisedScores, check_choice, coverage
 from tokensieve.scoring import cosine, full_precision, top
 
 KINDS = ("simple", "question_aware")
@@ -71,11 +73,14 @@ class Merger(nn.Module):
         hidden: int = 256,
         keep: int | None = None,
         temperature: float = 1.0,
+        choice: Choice = "top",
     ) -> None:
         super().__init__()
+        check_choice("merger", choice)
         if kind not in KINDS:
             raise UserError(f"merger: kind={kind!r} is not one of {', '.join(KINDS)}")
         self.width, self.question_width, self.kind, self.hidden, self.keep = width, question_width or width, kind, hidden, keep
+        self.choice = choice
         inner = min(width, hidden)
         if kind == "question_aware" and inner % HEADS:
             raise UserError(f"merger: hidden={hidden} (of width {width}) cannot be divided among {HEADS} heads")
@@ -83,7 +88,8 @@ class Merger(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.token = nn.Linear(width, hidden)
         self.cue = nn.Linear(1, hidden, bias=False)
-        self.out = nn.Linear(hidden, 1)
+        self.out = nn.Linear(hidden, 1, bias=choice == "top")
+        self.standardised = StandardisedScores() if choice == "spread" else None
         self.novelty = nn.Parameter(
             torch.ones(())
         )  # weight of the distance itself: at first, the most distant tokens are selected
@@ -91,7 +97,8 @@ class Merger(nn.Module):
         self.register_buffer("temperature", torch.tensor(float(temperature)))
         self.soft = False  # the soft path of the pruner heads; a merge is the same on both
         nn.init.normal_(self.out.weight, std=0.1 * hidden**-0.5)
-        nn.init.zeros_(self.out.bias)
+        if choice == "top":  # the level of the scores changes no choice, so this is not trained
+            nn.init.zeros_(self.out.bias).requires_grad_(False)
         nn.init.orthogonal_(self.q.weight, gain=SHARPNESS**0.5 * inner**-0.25 * (inner / width) ** -0.5)
         with torch.no_grad():
             self.k.weight.copy_(self.q.weight)
@@ -105,6 +112,7 @@ class Merger(nn.Module):
             "hidden": self.hidden,
             "keep": self.keep,
             "temperature": float(self.temperature),
+            "choice": self.choice,
         }
 
     def budget(self, place: str) -> int | None:
@@ -129,7 +137,8 @@ class Merger(nn.Module):
         away = (away - away.mean(1, keepdim=True)) / away.std(1, keepdim=True).clamp_min(1e-6)
         normed = self.norm(tokens)
         scores = self.out(F.gelu(self.token(normed) + self.cue(away))) + self.novelty * away
-        return scores[..., 0], normed - normed.mean(1, keepdim=True)
+        scores = scores[..., 0] if self.standardised is None else self.standardised(scores[..., 0])
+        return scores, normed - normed.mean(1, keepdim=True)
 
     @full_precision
     def assign(self, tokens: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,6 +171,8 @@ def merger(view: View, keep: int) -> Reduction:
     ranked = scores.detach()
     if part.training:
         ranked = ranked - part.temperature * (-view.noise().clamp(1e-6, 1 - 1e-6).log()).log()
+    if part.choice == "spread":
+        ranked = ranked + coverage(ranked, view.tokens, keep)
     centres = top(ranked, keep)  # (B, M)
     share, nearest = part.assign(compared, centres)
     mass = share.transpose(1, 2) * view.sizes_or_ones()[:, None]  # (B, M, N)
@@ -175,11 +186,8 @@ def merger(view: View, keep: int) -> Reduction:
 
 
 def sparsity(scores: Tensor, keep: int) -> Tensor:
-    """Loss that is 0 where sigmoid(scores) is 1 for `keep` tokens and 0 for the others; scores (B, N).
+    """How undecided the scores (B, N) are about their `keep` centres: falls to 0 as these move away from the others.
 
-    The mean of sigmoid(scores) should be keep / N, and each value near 0 or 1. The loss is on the scores because the number of
-    centres is fixed and has no gradient.
+    The loss is on the scores because the number of centres is fixed and has no gradient.
     """
-    probability = scores.float().sigmoid()
-    error = (probability.mean(-1) - keep / scores.shape[-1]).square()
-    return (error + (probability * (1 - probability)).mean(-1)).mean()
+    return undecided(budgeted(scores.float(), keep, 1.0))

@@ -22,6 +22,7 @@ from tokensieve.tasks.vqa import answering
 from tokensieve.tasks.vqa.scores import soft_score
 from tokensieve.training.pruning.batches import Batch, Collate
 from tokensieve.training.pruning.losses import answer_losses
+from tokensieve.training.pruning.tower_cache import TowerCache
 
 
 @dataclass
@@ -39,6 +40,7 @@ class Evaluator:
     vision_tokens: int | None  # per image; None: they vary
     depth: int  # layers of the language model
     accelerator: Any
+    tower_cache: TowerCache
     baseline: list[float | None] = field(default_factory=list)  # scores of the full model, which do not change
 
     def evaluate(self) -> dict[str, float]:
@@ -91,7 +93,7 @@ class Evaluator:
 
         for part in self.parts.values():
             part.soft = bool(soft)  # type: ignore[assignment]
-        with self.handle if soft is not None else nullcontext():
+        with self.tower_cache, self.handle if soft is not None else nullcontext():
             answers = answering.answer_questions(
                 self.model, self.processor, mine(), settings.eval_batch_size, settings.max_new_tokens, self.template
             )
@@ -113,9 +115,10 @@ class Evaluator:
         total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, and the number of questions
         while items := list(islice(questions, size)):
             batch = self.collate(items, torch.arange(len(items))).to(a.device)
-            with self.handle, self.handle.call(context={"question": batch.question}), a.autocast():
+            options = self.handle.call(context={"question": batch.question})
+            with self.tower_cache, self.handle, options, a.autocast():
                 states = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
-                losses = answer_losses(self.model.get_output_embeddings(), states, states, batch.labels, distill=False)
+                losses = answer_losses(self.model.get_output_embeddings(), states, batch.labels)
             total += torch.tensor([float(losses["task_loss"]) * len(items), len(items)], dtype=torch.float64)
         sums = a.reduce(total.to(a.device, torch.float32), "sum")
         return float(sums[0] / sums[1])

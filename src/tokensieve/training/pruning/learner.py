@@ -1,8 +1,8 @@
 """A merger and pruner heads learn to serve a frozen LLaVA, so that it answers with few vision tokens as with all of them.
 
-Every step runs the full model once (no gradient) and the pruned one once, on the same questions with their answers. A
-discriminator compares the hidden states of the two at the words, the pruned one is trained on the right answer, and the soft
-masks of the heads on their target numbers of tokens. Gradients flow through the frozen model to merger and heads.
+Every step runs the pruned model on questions with their answers, and the full one too (no gradient) if a loss compares with
+it. A discriminator compares the hidden states of the two at the words, the pruned one is trained on the right answer, and the
+soft masks of the heads on being decided. Gradients flow through the frozen model to merger and heads.
 
 What a step does depends on the seed and the step alone: batches, noise, and new discriminators. So a resumed run ends with the
 same bits. With several processes each takes its share of every batch, and gradients are averaged by one all-reduce for each
@@ -38,6 +38,7 @@ from tokensieve.training.pruning.batches import Batch, Batches, Collate, read_da
 from tokensieve.training.pruning.discriminator import Discriminator, critic_loss
 from tokensieve.training.pruning.evaluation import Evaluator
 from tokensieve.training.pruning.losses import answer_losses, count_losses
+from tokensieve.training.pruning.tower_cache import TowerCache
 
 PARTS = {"token_merger": "merger", "layer_pruners": "cross"}  # group of weights: the method whose part it is
 LOSS_GROUPS = {  # by which losses are logged
@@ -75,6 +76,9 @@ class PruningLearner:
         self.model: Any = self.loaded.model.requires_grad_(False).eval()
         self.processor = self.loaded.processor
         self.vision_tokens, self.depth = check_fit(config, self.model)
+        inner = open_vlm(self.model)
+        assert inner is not None
+        self.tower_cache = TowerCache(backbone.tower_cache, inner.tower, self.loaded.fingerprint)
         self.steps = self._count_steps()
         torch.manual_seed(self.optim.seed)
         self.groups = self._make_parts()
@@ -102,6 +106,7 @@ class PruningLearner:
             self.vision_tokens,
             self.depth,
             self.accelerator,
+            self.tower_cache,
         )
         self._batches: Iterator[tuple[Batch | None, list[str]]] | None = None
 
@@ -131,7 +136,8 @@ class PruningLearner:
                 kind=pruning.merger_type,
                 hidden=pruning.merger_hidden,
                 keep=pruning.merged(n),
-                temperature=pruning.temperature,
+                temperature=pruning.merger_temperature,
+                choice=pruning.token_choice,
             )
         if pruning.pruning_layers:
             parts["layer_pruners"] = Heads(
@@ -142,6 +148,7 @@ class PruningLearner:
                 keep=() if n is None else pruning.pruned(n),
                 arriving=None if n is None else pruning.merged(n),
                 temperature=pruning.temperature,
+                choice=pruning.token_choice,
             )
         if pruning.adv_loss_weight > 0:
             parts["discriminator"] = Discriminator(width, pruning.disc_hidden)
@@ -201,9 +208,10 @@ class PruningLearner:
         temperature = self.pruning.temperature_at(index, self.steps)
         for part in self.parts.values():
             part.train()
-            part.temperature.fill_(temperature)  # type: ignore[operator]
         if "cross" in self.parts:
-            self.parts["cross"].straight = index >= round(self.steps * (1 - self.pruning.hard_share))  # type: ignore[assignment]
+            heads: Any = self.parts["cross"]
+            heads.temperature.fill_(temperature)
+            heads.straight = index >= round(self.steps * (1 - self.pruning.hard_share))
         drawn = np.random.default_rng([self.optim.seed, index, 9]).random()
         if "discriminator" in self.groups and drawn < self.pruning.disc_reinit_prob:
             critic = self.groups["discriminator"]
@@ -218,15 +226,18 @@ class PruningLearner:
 
     def _backward(self, batch: Batch, accumulation_steps: int) -> dict[str, float]:
         """The losses of one batch; their gradients are added to the weights' gradients."""
-        with torch.no_grad(), self.accelerator.autocast():
-            full = self.model.model(**batch.inputs, use_cache=False).last_hidden_state  # (B, L, D)
-        options = self.handle.call(samples=batch.numbers, context={"question": batch.question})
-        with self.handle, options, self.accelerator.autocast():
-            pruned = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
-            head, distill = self.model.get_output_embeddings(), self.pruning.distill_loss_weight > 0
-            losses = answer_losses(head, full, pruned, batch.labels, distill)
-        losses |= count_losses(self.handle, self.parts.get("cross"))
         pruning, critic = self.pruning, self.groups.get("discriminator")
+        full = None  # (B, L, D), hidden states of the full model, if a loss compares with them
+        if critic is not None or pruning.distill_loss_weight > 0:
+            with torch.no_grad(), self.tower_cache, self.accelerator.autocast():
+                full = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
+        options = self.handle.call(samples=batch.numbers, context={"question": batch.question})
+        with self.tower_cache, self.handle, options, self.accelerator.autocast():
+            pruned = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
+            losses = answer_losses(
+                self.model.get_output_embeddings(), pruned, batch.labels, full if pruning.distill_loss_weight > 0 else None
+            )
+        losses |= count_losses(self.handle)
         weights = {
             "task_loss": pruning.task_loss_weight,
             "distill_loss": pruning.distill_loss_weight,
