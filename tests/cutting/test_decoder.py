@@ -427,6 +427,21 @@ def test_guessed_tokens_can_be_taken_back() -> None:
     assert torch.equal(plain, guessed)
 
 
+@pytest.mark.parametrize("plan", ["grid@out:4", "cover@2:5", "grid@llm.1:4", "grid@out:9 + grid@llm.3:4(rest=merge)"])
+def test_a_prompt_that_ends_with_an_image_is_answered_from_the_last_token_that_is_left(plan: str) -> None:
+    model, batch = llava(), prompts(images=(1, 2), words=(0, 0))
+    batch = {name: value[:, :-1] if value.dim() == 2 else value for name, value in batch.items()}  # no closing token
+    length = batch["input_ids"].shape[1]
+    with torch.no_grad(), tokensieve.apply(model, plan) as handle:
+        logits = model(**batch).logits
+        kept = handle.kept.amax(1)[[0, 2]]  # of the last image of each prompt
+        answers = answer(model, batch)
+    last = length - N + kept
+    assert bool((last < length - 1).any())
+    assert torch.equal(logits[:, -1], logits[torch.arange(2), last]) and bool(logits[:, -1].abs().sum() > 0)
+    assert torch.equal(answers.sequences[:, length], logits[:, -1].argmax(-1))
+
+
 def test_text_alone_is_the_stock_model() -> None:
     model = llava()
     ids = torch.tensor([[1, 7, 11, 12, 13]])

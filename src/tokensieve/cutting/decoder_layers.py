@@ -1,7 +1,8 @@
 """Decoder layers behind a cut: they run on the tokens that are left, and the key/value cache records which those are.
 
 Each layer gets the tokens that are left, and its output is written back to their positions. So the model around the layers
-(deep features, final norm, head, loss) sees the original length; a dropped token keeps its last state. Position ids are the
+(deep features, final norm, head, loss) sees the original length; a dropped token keeps its last state. If the last token of a
+prompt was dropped, because the prompt ends with an image, it gets the output of the last one that is left. Position ids are the
 original ones. The cache of a layer holds only the tokens that the layer processed. Which of its entries may be attended to is
 recorded on the cache itself, so that generation can continue from it: step by step, in batches with padding, with beams, from a
 copy of the cache, or after it was cropped.
@@ -143,6 +144,8 @@ class DecoderLayers:
         x = x.to(states.device)
         index = flat_index(run.at.to(x.device), x.shape[1])
         whole = x.flatten(0, 1).index_copy(0, index, states.flatten(0, 1).to(x.dtype)).view_as(x)
+        if number == self.vlm.decoder.depth - 1:
+            whole = _end_with_kept(whole, run)
         return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
     def _cut(self, cut: Cut, number: int, x: Tensor, tables: tuple[Tensor, Tensor], call: Call, run: DecoderPass) -> Tensor:
@@ -262,3 +265,13 @@ class DecoderLayers:
             new = before.first(past).then(new)  # fewer if the cache was cropped
         record.stages[number] = new
         return new
+
+
+def _end_with_kept(x: Tensor, run: DecoderPass) -> Tensor:
+    """The states (B, L, D) with that of the last token of each prompt from the last one that is left, if it was dropped."""
+    real, left = run.real.to(x.device), (run.left & run.real).to(x.device)
+    end, kept = (there.int().cumsum(1).argmax(1) for there in (real, left))  # (B,)
+    if torch.equal(end, kept):
+        return x
+    rows = torch.arange(len(x), device=x.device)
+    return x.index_put((rows, end), x[rows, kept])
