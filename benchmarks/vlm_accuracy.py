@@ -29,19 +29,27 @@ from tokensieve.training.pruning.tower_cache import TowerCache
 
 MERGED = ((79, 48, 28, 14), (40, 24, 12, 6), (24, 12, 6, 3))
 BUDGETS = dict(zip(("shipped", "tight", "tighter"), MERGED, strict=True))
-TRAINED = {  # the variants of vlm_variants.py, and the budget of each
-    "shipped": "shipped",
-    "tight": "tight",
-    "tighter": "tighter",
-    "tighter_hard": "tighter",
-    "tighter_adversarial": "tighter",
-    "original": "original",
-}
+SHIP = "the parts that ship"
+PARTS = "merger@out + cross@llm.3,6,9(rest=merge)"
+WIDER = "merger@out:79 + cross@llm.3:48(rest=merge) + cross@llm.6:28(rest=merge) + cross@llm.9:14(rest=merge)"
+# The variants of vlm_variants.py, the budget of each, and the plan if it is not the one of the training.
+TRAINED = (
+    ("shipped", "shipped", None),
+    ("tight", "shipped", WIDER),
+    ("tight", "tight", None),
+    ("tighter", "tighter", None),
+    ("tighter_hard", "tighter", None),
+    ("tighter_adversarial", "tighter", None),
+    ("original", "original", None),
+)
 
 
 def controls(width: int) -> list[tuple[str, str, str, dict[str, nn.Module]]]:
     """Budget, title, plan and parts of everything that is not trained."""
-    rows: list[tuple[str, str, str, dict[str, nn.Module]]] = [("", "full model", "none", {})]
+    rows: list[tuple[str, str, str, dict[str, nn.Module]]] = [
+        ("", "full model", "none", {}),
+        ("shipped", SHIP, PARTS, {}),
+    ]
     for name, (merged, *left) in BUDGETS.items():
         torch.manual_seed(0)
         top = Merger(width, width, "simple", 128, merged, 0.1).eval()
@@ -54,7 +62,7 @@ def controls(width: int) -> list[tuple[str, str, str, dict[str, nn.Module]]]:
         rows += [
             (name, "untrained merger, random pruning, rest merged", f"merger@out + {drawn}", {"merger": top}),
             (name, "`cover`", f"cover@out:{merged} + {covered}", {}),
-            (name, "the parts before training", "merger@out + cross@llm.3,6,9(rest=merge)", start),
+            (name, "the parts before training", PARTS, start),
         ]
     torch.manual_seed(0)
     merger = Merger(width, width, "simple", 128, 98, 0.1).eval()
@@ -95,15 +103,18 @@ def main(folder: Path, split: str, limit: int | None, output: Path, only_trained
             flush=True,
         )
 
-    for budget, title, plan, parts in [] if only_trained else controls(opened.decoder.width):
-        add(budget, title, None, plan, ask(plan, parts))
-    for variant, budget in TRAINED.items():
+    for budget, title, plan, parts in controls(opened.decoder.width):
+        if not only_trained or title == SHIP:
+            add(budget, title, None, plan, ask(plan, parts))
+    for variant, budget, other_plan in TRAINED:
         for run in sorted(folder.glob(f"{variant}-?")):
             if (run / "card.json").exists():
-                plan = json.loads((run / "card.json").read_text())["plan"]
+                plan = other_plan or json.loads((run / "card.json").read_text())["plan"]
                 result = json.loads((run / "result.json").read_text())
-                costs = {name: result[name] for name in ("llm_flops_cut", "tokens_cut_over_layers", "tokens_cut_at_end")}
-                add(budget, f"trained: {variant}", int(run.name[-1]), plan, ask(plan, str(run)), **costs)
+                names = () if other_plan else ("llm_flops_cut", "tokens_cut_over_layers", "tokens_cut_at_end")
+                title = f"trained: {variant}" + (", used with these counts" if other_plan else "")
+                costs = {name: result[name] for name in names}
+                add(budget, title, int(run.name[-1]), plan, ask(plan, str(run)), **costs)
     compared = []
     for (budget, title), mine in scores.items():
         if title.startswith("trained"):
