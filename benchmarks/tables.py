@@ -186,7 +186,7 @@ def _answers(named: list[tuple[str, dict[str, Any]]]) -> str:
 
 def vlm_trained() -> str:
     """Trained parts and controls at several budgets, with the differences of the answers to the same questions."""
-    (found,) = read("vlm_trained.json")
+    (found,) = read("trained_vlm.json")
     gaps = {(row["title"], row["control"]): row for row in found["compared"]}
     by_title: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in found["rows"]:

@@ -11,7 +11,7 @@ for config in "$work"/*.yaml; do
   .venv/bin/tokensieve train "$config" --quiet
 done
 .venv/bin/python benchmarks/vlm_accuracy.py "$work" --split val --output "$work/val.json"
-.venv/bin/python benchmarks/vlm_accuracy.py "$work" --split test --output "$out/vlm_trained.json"
+.venv/bin/python benchmarks/vlm_accuracy.py "$work" --split test --output "$out/trained_vlm.json"
 counts() { # another method at the positions and counts of the two stages
   echo "$1@out:79($2) + $1@llm.3:48($2) + $1@llm.6:28($2) + $1@llm.9:14($2)" | sed 's/()//g'
 }

@@ -1,7 +1,7 @@
 """Answers questions with the parts that `vlm.sh` trained and with controls at the same counts, and compares them question by
 question. Tower outputs are shared by all plans (the cache of the trainings).
 
-python benchmarks/vlm_accuracy.py FOLDER --split test --output benchmarks/results/vlm_trained.json
+python benchmarks/vlm_accuracy.py FOLDER --split test --output benchmarks/results/trained_vlm.json
 """
 
 from __future__ import annotations
