@@ -134,15 +134,6 @@ def fusion() -> str:
     return table(["token_fusion", *(f"acc1{unit('acc1')}: `{plan}`" for plan in plans)], rows)
 
 
-VARIANTS = {
-    "simple": "simple merger and pruners",
-    "no_discriminator": "question-aware, no discriminator",
-    "no_merger": "pruners alone",
-    "no_pruners": "merger alone",
-    "drop": "question-aware, but pruned tokens dropped, not merged",
-}
-
-
 def _stages(cut: dict[str, Any]) -> str:
     return " → ".join(str(n) for n in [cut["tokens_in"], *(row["tokens_out"] for row in cut["layers"])])
 
@@ -152,9 +143,7 @@ def _questions() -> list[tuple[str, dict[str, Any]]]:
     found = {row["reduction"]["plan"]: row for row in read("vlm_*.json")}
     full = found.pop("none")
     named = [("full model", full)]
-    named += [("question-aware merger and pruners", row) for plan, row in found.items() if plan.startswith("merger")]
-    for file, name in VARIANTS.items():
-        named += [(name, row) for row in read(f"vlm-{file}.json")]
+    named += [("merger and pruners, trained", row) for plan, row in found.items() if plan.startswith("merger")]
     for plan, row in sorted(found.items()):
         if not plan.startswith("merger"):
             merged = ", rest merged" if "rest=merge" in plan else ""
@@ -163,13 +152,13 @@ def _questions() -> list[tuple[str, dict[str, Any]]]:
 
 
 def vlm() -> str:
-    """Two-stage VLM pruning, its ablations, and controls at the same token counts."""
+    """Two-stage VLM pruning, and controls at the same token counts."""
     return _answers(_questions())
 
 
 def vlm_short() -> str:
     """A short version for README: full model, two-stage VLM pruning, controls."""
-    wanted = ("full model", "question-aware merger and", "`random`", "`grid`")
+    wanted = ("full model", "merger and", "`random`", "`grid`")
     return _answers([(name, row) for name, row in _questions() if name.startswith(wanted)])
 
 

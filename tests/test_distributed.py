@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import alone, free_port, python, torchrun, two_processes
+from tests.support.processes import free_port, one_process, python, torchrun, two_processes
 from tokensieve.distributed import Processes, _first_host, from_environment
 from tokensieve.errors import UserError
 
@@ -102,7 +102,7 @@ def test_two_processes_give_the_numbers_of_one(
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         folder.mkdir()
-    first = alone([*command, *named, *plans, "--output", f"{one}/"], tmp_path)
+    first = one_process([*command, *named, *plans, "--output", f"{one}/"], tmp_path)
     assert first.returncode == 0, first.stderr
     second = two_processes([*command, *named, *plans, "--output", f"{two}/", "--save_clf", f"{two}/classifier.pt"], tmp_path)
     assert second.returncode == 0, second.stderr
@@ -131,7 +131,7 @@ def test_torchrun_with_the_module_on_the_embedded_data(tmp_path: Path) -> None:
     ]
     done = torchrun([*words, "--output", "two.json"], tmp_path)
     assert done.returncode == 0, done.stderr
-    done = alone([*words, "--output", "one.json"], tmp_path)
+    done = one_process([*words, "--output", "one.json"], tmp_path)
     assert done.returncode == 0, done.stderr
     found = numbers(tmp_path)
     assert found["one.json"] == found["two.json"]

@@ -45,8 +45,9 @@ def test_what_it_draws_is_valid_and_varies(tmp_path, text):
         assert tried.method_settings.merge_ratio == values["method_settings.merge_ratio"]
         for key, value in values.items():
             drawn.setdefault(key.split("settings.")[-1], set()).add(str(value))
+    adversarial = ["adv_loss_weight"] if made.method_settings.adv_loss_weight else []  # what is off stays off
     assert {key for key, values in drawn.items() if len(values) > 1} == {
-        *("merge_ratio", "pruning_layers", "task_loss_weight", "adv_loss_weight", "merge_sparsity_weight"),
+        *("merge_ratio", "pruning_layers", "task_loss_weight", "merge_sparsity_weight", *adversarial),
         *(f"optimizers.{group}.lr" for group in ("token_merger", "layer_pruners", "discriminator")),
     }
 

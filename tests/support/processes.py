@@ -1,7 +1,7 @@
 """Python processes of one job: started by torchrun as a user would, or from a process that has imported the libraries.
 
 Importing torch, open_clip and transformers takes each new process about six seconds of a core. A test that is about what a
-process computes, and not about how it is launched, saves that time with `python`, `alone` and `two_processes`.
+process computes, and not about how it is launched, saves that time with `python`, `one_process` and `two_processes`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ def torchrun(words: list[str], folder: Path, **variables: str) -> subprocess.Com
     )
 
 
+def alone(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+
+
 @dataclass
 class Started:
-    """A process that runs `python WORDS`; what it prints is in a file."""
+    """A process that runs `python WORDS`; what it prints is in two files."""
 
     words: list[str]  # a script or -m MODULE, and its arguments
     folder: Path
     variables: dict[str, str]
-    log: Path
+    log: Path  # what it says on stderr; stdout is beside it
     process: BaseProcess = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +65,10 @@ class Started:
     def said(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
+    @property
+    def printed(self) -> str:
+        return _printed(self.log).read_text() if self.log.exists() else ""
+
     def poll(self) -> int | None:
         return self.process.exitcode
 
@@ -73,6 +81,10 @@ class Started:
         return self.process.exitcode
 
 
+def _printed(log: Path) -> Path:
+    return log.with_suffix(".out")
+
+
 def _run(words: list[str], folder: Path, variables: dict[str, str], log: Path) -> None:
     import torch
 
@@ -80,9 +92,8 @@ def _run(words: list[str], folder: Path, variables: dict[str, str], log: Path) -
     os.setsid()
     os.chdir(folder)
     os.environ.update(environment(**variables))
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(written, stream)
+    for stream, file in ((1, _printed(log)), (2, log)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
@@ -102,12 +113,13 @@ def python(words: list[str], folder: Path, **variables: str) -> Started:
 @dataclass
 class Done:
     returncode: int
+    stdout: str
     stderr: str
 
 
-def alone(words: list[str], folder: Path) -> Done:
+def one_process(words: list[str], folder: Path) -> Done:
     started = python(words, folder)
-    return Done(started.wait(), started.said)
+    return Done(started.wait(), started.printed, started.said)
 
 
 def start_two(words: list[str], folder: Path, **variables: str) -> list[Started]:
@@ -120,4 +132,4 @@ def two_processes(words: list[str], folder: Path, **variables: str) -> Done:
     """What they printed, and the exit code of the one that failed."""
     ranks = start_two(words, folder, **variables)
     codes = [rank.wait() for rank in ranks]
-    return Done(max(codes, key=abs), "\n".join(rank.said for rank in ranks))
+    return Done(max(codes, key=abs), "\n".join(rank.printed for rank in ranks), "\n".join(rank.said for rank in ranks))
