@@ -1,8 +1,9 @@
 VENV ?= .venv
 PYTHON ?= python3
+TRIES ?= 5000
 BIN := $(VENV)/bin
 
-.PHONY: help eval test quick lint install
+.PHONY: help eval test quick attack lint install
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -16,6 +17,9 @@ test: $(VENV)/.installed-dev lint ## Run lint and all tests, and list the slowes
 
 quick: $(VENV)/.installed-dev ## Run the tests that are not marked slow
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+attack: $(VENV)/.installed-dev ## Run hostile tries, TRIES of each class (SEED=... repeats a run), and count the failures
+	$(BIN)/python -m tests.hostile --tries $(TRIES) $(if $(SEED),--seed $(SEED))
 
 lint: $(VENV)/.installed-dev ## Run ruff (check and format) and mypy
 	$(BIN)/ruff check src tests benchmarks

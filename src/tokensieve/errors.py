@@ -70,6 +70,12 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text)
 
 
+def short(text: object, limit: int = 40) -> str:
+    """A text of a user for a message: printable, and cut if it is long."""
+    shown = printable(str(text))
+    return shown if len(shown) <= limit else f"{shown[: limit - 3]}..."
+
+
 def one_line(error: object, limit: int | None = None) -> str:
     """The text of an error as one line, cut after `limit` characters. For a PlanError: the plan and the reason."""
     text = f"plan {error.text!r}: {error.reason}" if isinstance(error, PlanError) else str(error)

@@ -1,4 +1,4 @@
-"""Writing files: names from templates, files that are written whole or not at all, and backups of files that are replaced."""
+"""Reading small files safely. Writing files: names from templates, whole or not at all, backups of what is replaced."""
 
 from __future__ import annotations
 
@@ -6,13 +6,54 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import UserError, did_you_mean, one_line, short
 from tokensieve.provenance import to_json_value
+
+MAX_TEXT = 1 << 26  # bytes of a text file that is read whole
+
+
+def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT) -> bytes:
+    """The content of a regular file; a UserError if it cannot be read, or is larger. Never waits for a pipe or a device."""
+    name = short(path, 200)
+    try:
+        with open(path, "rb", opener=lambda file, flags: os.open(file, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise UserError(f"cannot read {name}: it is not a regular file")
+            if about.st_size > max_bytes:
+                raise UserError(f"cannot read {name}: it has {about.st_size:,} bytes, more than {max_bytes:,}")
+            return file.read(max_bytes)
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror}") from error
+    except ValueError as error:  # NUL in the name
+        raise UserError(f"cannot read {name}: {error}") from error
+
+
+def read_text(path: str | Path, max_bytes: int = MAX_TEXT) -> str:
+    """`read_bytes` as text in UTF-8, with or without a byte order mark."""
+    try:
+        return read_bytes(path, max_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{short(path, 200)} is not text in UTF-8 ({one_line(error, 100)})") from None
+
+
+def read_json(path: str | Path, max_bytes: int = MAX_TEXT) -> Any:
+    """The JSON value in a file; a UserError if there is none."""
+    text = read_text(path, max_bytes)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise UserError(f"{short(path, 200)} is not JSON that can be read: it is nested too deeply") from None
+    except ValueError as error:
+        raise UserError(f"{short(path, 200)} is not JSON: {one_line(error, 100)}") from None
 
 
 def slug(plan: str) -> str:
@@ -37,12 +78,12 @@ def format_template(template: str, flag: str, **names: str) -> str:
         raise UserError(f"{flag} {template!r} is not a template: {error}. Write {{{{ and }}}} for braces.") from error
 
 
-def read_lines(path: str, flag: str) -> list[str]:
+def read_lines(path: str, flag: str, what: str = "name") -> list[str]:
     """The lines of a text file that a flag names."""
     try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{flag} {path} is not a text file with one name a line: {error}.") from error
+        return read_text(Path(path).expanduser()).splitlines()
+    except UserError as error:
+        raise UserError(f"{flag} is a text file with one {what} a line: {error}.") from error
 
 
 def check_writable(path: Path, flag: str = "--output") -> None:

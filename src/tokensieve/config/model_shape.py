@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tokensieve import embedded
+from tokensieve.files import read_json
 
 PUBLISHED = {  # vision tokens per image, layers of the language model
     "llava-hf/llava-1.5-7b-hf": (576, 32),
@@ -23,7 +23,7 @@ def model_shape(name: str, cache_dir: str | None = None) -> tuple[int, int] | No
     if path is None or not path.is_file():
         return PUBLISHED.get(name)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
         if config.get("model_type", "llava") != "llava":  # the number of tokens may vary
             return None
         return int(config["image_seq_length"]), int(config["text_config"]["num_hidden_layers"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.errors import UserError
+from tokensieve.files import read_json
 from tokensieve.provenance import digest
 
 if TYPE_CHECKING:
@@ -40,11 +40,9 @@ def _read_entry(path: str | None, flag: str, keys: Sequence[str]) -> Any:
 
         file = Path(clip_benchmark.datasets.__file__).parent / path
     try:
-        content = json.loads(file.read_text())
-    except OSError as error:
-        raise UserError(f"{flag} {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{flag} {path} is not JSON: {error}.") from error
+        content = read_json(file)
+    except UserError as error:
+        raise UserError(f"{flag}: {error}.") from error
     for key in keys:
         if isinstance(content, dict) and key in content:
             return content[key]

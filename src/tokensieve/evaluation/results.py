@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokensieve.errors import UserError
-from tokensieve.files import back_up, format_template, slug, write_json
+from tokensieve.errors import UserError, one_line
+from tokensieve.files import back_up, format_template, read_json, slug, write_json
 from tokensieve.provenance import to_json_value
 
 DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
@@ -41,8 +41,8 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 def stored_key(path: Path) -> str | None:
     """The key of the run that made a result file; None if there is no such file or it is not one of ours."""
     try:
-        stored = json.loads(path.read_text())
-    except (OSError, ValueError):
+        stored = read_json(path)
+    except UserError:
         return None
     run = stored.get("run") if isinstance(stored, dict) else None
     return run.get("key") if isinstance(run, dict) else None
@@ -66,12 +66,12 @@ def read_results(files: Sequence[str]) -> list[dict[str, Any]]:
 
 def _read_result(path: Path) -> dict[str, Any]:
     try:
-        result = to_json_value(json.loads(path.read_text()))
+        result = to_json_value(read_json(path))
         json.dumps(result, ensure_ascii=False).encode()  # halves of letters cannot be written
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}.") from error
+    except UserError:
+        raise
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}.") from error
+        raise UserError(f"{path} is not JSON: {one_line(error, 100)}.") from error
     needed = ("dataset", "model", "pretrained", "metrics")
     missing = [name for name in needed if name not in result] if isinstance(result, dict) else list(needed)
     if missing or not isinstance(result["metrics"], dict):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from tokensieve.data.source import Source
 from tokensieve.evaluation import results
 from tokensieve.evaluation.jobs import Job
+from tokensieve.files import read_json
 from tokensieve.plan import Plan
 from tokensieve.tasks.base import Record, SampleScores, Task
 from tokensieve.tasks.statistics import grouped_stderr
@@ -28,7 +28,7 @@ def keep_earlier_measurements(row: dict[str, Any], file: Path) -> dict[str, Any]
     """The row with measurements of an earlier result of the same run, where this one, from stored features, has none."""
     if results.stored_key(file) != row["run"]["key"]:
         return row
-    earlier, now = json.loads(file.read_text())["reduction"], row["reduction"]
+    earlier, now = read_json(file)["reduction"], row["reduction"]
     if now["applied"] is None:  # there was no model to measure
         return {**row, "reduction": earlier}
     return {**row, "reduction": {**earlier, **{name: value for name, value in now.items() if value is not None}}}

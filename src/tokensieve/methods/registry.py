@@ -10,13 +10,15 @@ methods that can merge, are added here.
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from tokensieve.core import Reduction, Resize
-from tokensieve.errors import UserError, describe_value, did_you_mean
+from tokensieve.errors import UserError, describe_value, did_you_mean, short
 from tokensieve.registry import Registry
 from tokensieve.rest import MERGE_OPTIONS, RESTS
 
@@ -29,7 +31,8 @@ NEEDS = {
     "attention": "attention of the block before the cut, so it cannot stand at @0",
     "question": "the question, where a language model reads the tokens",
 }
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}  # types of options
+NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}  # types of options
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,9 @@ class Option:
         try:
             if self.kind is bool:
                 return {"true": True, "false": False}[text.lower()]
-            return self.kind(text.encode("ascii").decode())  # int and float would also read other digits
+            if not NUMBER.fullmatch(text):  # int and float would also read 1_0, nan and the digits of other scripts
+                raise ValueError
+            return self.check(self.kind(text), name, method)
         except (ValueError, KeyError):
             raise self._error(text, name, method) from None
 
@@ -56,7 +61,7 @@ class Option:
         if self.choices:
             if value not in self.choices:
                 hint = did_you_mean(value, self.choices) if isinstance(value, str) else ""
-                raise UserError(f"{method}: {name}={value} is not one of {', '.join(self.choices)}.{hint}")
+                raise UserError(f"{method}: {name}={short(value)} is not one of {', '.join(self.choices)}.{hint}")
             return value
         if self.kind is str and isinstance(value, str) and value and value == value.strip() and not set(value) & set("(),"):
             return value  # what a plan's text can hold
@@ -64,7 +69,7 @@ class Option:
             return value
         if self.kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
             return int(value)
-        if self.kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        if self.kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
         raise self._error(value if isinstance(value, (str, int, float)) else describe_value(value), name, method)
 
@@ -79,7 +84,9 @@ class Option:
         return True
 
     def _error(self, value: object, name: str, method: str) -> UserError:
-        return UserError(f"{method}: {name}={value} is not {KINDS[self.kind]}; for example {name}={option_text(self.default)}")
+        return UserError(
+            f"{method}: {name}={short(value)} is not {KINDS[self.kind]}; for example {name}={option_text(self.default)}"
+        )
 
 
 def option_text(value: Any) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from tokensieve.errors import UserError, one_line
+from tokensieve.errors import UserError, short
+from tokensieve.files import read_json
 
 SIGN = "@"
 KEY = "plan"  # of the JSON object
+MAX_BYTES = 10_000_000
 
 
 def read_plan_text(text: str) -> str:
@@ -17,16 +18,12 @@ def read_plan_text(text: str) -> str:
     if not name:
         raise UserError("a plan that begins with @ is read from a file; write @tune.json, or a method before the @")
     try:
-        content = json.loads(Path(name).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(
-            f"the plan {text}: {name} cannot be read ({error.strerror}); tokensieve tune writes such a file"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"the plan {text}: {name} is not a JSON file ({one_line(error, 100)})") from None
+        content = read_json(Path(name).expanduser(), MAX_BYTES)
+    except (UserError, RuntimeError) as error:  # RuntimeError: there is no such home folder
+        raise UserError(f"a plan that begins with @ is read from a file: {error}; tokensieve tune writes such a file") from None
     plan = content.get(KEY) if isinstance(content, dict) else None
     if not isinstance(plan, str) or not plan.strip() or plan.strip().startswith(SIGN):
         raise UserError(
-            f"the plan {text}: {name} holds no plan, which is a text under the key {KEY!r}; tokensieve tune writes such a file"
+            f"the plan {short(text)} holds no plan, which is a text under the key {KEY!r}; tokensieve tune writes such a file"
         )
     return plan

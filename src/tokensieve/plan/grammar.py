@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, NoReturn
 
-from tokensieve.errors import UserError, did_you_mean, nearest
+from tokensieve.errors import UserError, did_you_mean, nearest, short
 from tokensieve.plan.mixes import MIXES
 
 MAX_LENGTH = 2000  # characters of a plan's text
@@ -75,11 +75,6 @@ def clean(text: str) -> str:
         if not letter.isprintable():
             raise Unreadable("a plan holds no control characters", position, [(position, position + 1, "")])
     return text
-
-
-def short(text: str) -> str:
-    """The text for a message, cut if it is long."""
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 class Reader:

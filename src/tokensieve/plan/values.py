@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeVar, get_args
 
-from tokensieve.errors import WINDOW, PlanError, UserError, describe_value, did_you_mean, nearest
+from tokensieve.errors import WINDOW, PlanError, UserError, describe_value, did_you_mean, nearest, short
 from tokensieve.methods.registry import REGISTRY, Method, option_text
 from tokensieve.plan.file import SIGN, read_plan_text
 from tokensieve.plan.grammar import (
@@ -346,7 +346,7 @@ def _read_option(method: Method, option: OptionText) -> Any:
 
 
 def _no_option(method: Method, name: object) -> str:
-    return f"{method.name}: no option {name!r} (options: {', '.join(method.options) or 'none'})"
+    return f"{method.name}: no option {short(name)!r} (options: {', '.join(method.options) or 'none'})"
 
 
 def _read_whole(text: str, what: str, read: Callable[[Reader], T]) -> T:
@@ -359,7 +359,7 @@ def _read_whole(text: str, what: str, read: Callable[[Reader], T]) -> T:
     except Unreadable as error:
         raise UserError(error.reason) from None
     if reader.next:
-        raise UserError(f"{what} {reader.text!r} is not understood")
+        raise UserError(f"{what} {short(reader.text)!r} is not understood")
     return value
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 from tokensieve import embedded
 from tokensieve.errors import UserError, did_you_mean, one_line
-from tokensieve.files import write_bytes, write_json
+from tokensieve.files import read_json, write_bytes, write_json
 from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.loaded import Loaded, no_text
 from tokensieve.reid.backbones import make_model
@@ -45,7 +44,7 @@ def is_model(name: str) -> bool:
     if not name:
         return False
     try:
-        return json.loads((model_folder(name) / CONFIG).read_text(encoding="utf-8")).get("format") == FORMAT
+        return bool(read_json(model_folder(name) / CONFIG).get("format") == FORMAT)
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -89,7 +88,7 @@ def read(name: str) -> ReidModel:
 
     check_model(name)
     folder = model_folder(name)
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config: dict[str, Any] = read_json(folder / CONFIG)
     del config["format"]
     try:
         packed = (folder / WEIGHTS).read_bytes()

@@ -12,6 +12,7 @@ from PIL import Image
 
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.errors import UserError
+from tokensieve.files import read_lines
 from tokensieve.provenance import digest, file_stat
 
 LEAST = 8  # readable images; fewer say nothing about others
@@ -106,11 +107,7 @@ def describe_unreadable(unreadable: dict[str, str]) -> str:
 
 def read_questions(path: str) -> list[str]:
     """The questions of a text file, one a line."""
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--questions {path} is not a text file with one question a line: {error}") from None
-    questions = [line.strip() for line in lines if line.strip()]
+    questions = [line.strip() for line in read_lines(path, "--questions", "question") if line.strip()]
     if not questions:
         raise UserError(f"--questions {path} holds no question; write one a line")
     return questions

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tokensieve import files
 from tokensieve.data.vqa_items import QuestionRecord
 from tokensieve.data.vqa_layouts.images import Images
 from tokensieve.errors import UserError, did_you_mean
 
+MAX_BYTES = 4 << 30  # of an annotation file
 EXAMPLES = 3  # of every kind of problem are named
 T = TypeVar("T")
 
@@ -96,12 +98,8 @@ class Files:
 
 
 def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}.") from error
+    """The content of an annotation file."""
+    return files.read_json(path, MAX_BYTES)
 
 
 def read_entries(content: Any, key: str, path: Path, needed: Sequence[str]) -> list[dict[str, Any]]:
@@ -150,10 +148,7 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any], int], T], advice: st
 
 
 def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path} as text: {error}.") from error
+    lines = files.read_text(path, MAX_BYTES).splitlines()
     return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
