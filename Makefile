@@ -3,7 +3,7 @@ PYTHON ?= python3
 TRIES ?= 5000
 BIN := $(VENV)/bin
 
-.PHONY: help eval test quick attack lint install
+.PHONY: help eval test quick attack audit lint install
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,6 +20,10 @@ quick: $(VENV)/.installed-dev ## Run the tests that are not marked slow
 
 attack: $(VENV)/.installed-dev ## Run hostile tries, TRIES of each class (SEED=... repeats a run), and count the failures
 	$(BIN)/python -m tests.hostile --tries $(TRIES) $(if $(SEED),--seed $(SEED))
+
+audit: $(VENV)/.installed-dev ## Compare the installed versions with the public database of advisories
+	$(BIN)/python -m pip install --quiet pip-audit
+	$(BIN)/python -m pip_audit --strict --skip-editable
 
 lint: $(VENV)/.installed-dev ## Run ruff (check and format) and mypy
 	$(BIN)/ruff check src tests benchmarks

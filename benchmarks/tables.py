@@ -534,6 +534,18 @@ def ablation_reid() -> str:
     return _task_ablation({("reid", "3"): "mAP"})
 
 
+def attack() -> str:
+    """Tries and failures of `make attack`, over all runs."""
+    runs = read("attack_*.json")
+    rows = []
+    for name in dict.fromkeys(row["class"] for run in runs for row in run["classes"]):
+        found = [row for run in runs for row in run["classes"] if row["class"] == name]
+        rows.append([name, found[0]["summary"], *(f"{sum(row[key] for row in found):,}" for key in ("tries", "failures"))])
+    total = [f"{sum(row[key] for run in runs for row in run['classes']):,}" for key in ("tries", "failures")]
+    rows.append(["all", f"seeds {', '.join(str(run['seed']) for run in runs)}", *total])
+    return table(["class", "what is tried", "tries", "failures"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "first": first,
     "equal_time_clip": equal_time_clip,
@@ -566,11 +578,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "captions": captions,
     "fusion": fusion,
     "throughput": throughput,
+    "attack": attack,
 }
 
 
 def main() -> None:
-    pages = ("README.md", "docs/results.md", "docs/cover.md", "docs/reid.md", "docs/vlm-pruning.md")
+    pages = ("README.md", "docs/results.md", "docs/cover.md", "docs/reid.md", "docs/vlm-pruning.md", "docs/reliability.md")
     for path in [ROOT / page for page in pages]:
         text = path.read_text(encoding="utf-8")
         pattern = r"<!-- table:(\w+) -->\n.*?<!-- /table -->"
