@@ -31,8 +31,8 @@ NEEDS = {
     "attention": "attention of the block before the cut, so it cannot stand at @0",
     "question": "the question, where a language model reads the tokens",
 }
-NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-KINDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}  # types of options
+NUMBER = re.compile(r"[-+]?(inf|([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?)")
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}  # types of options
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Option:
             return value
         if self.kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
             return int(value)
-        if self.kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+        if self.kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value):
             return float(value)
         raise self._error(value if isinstance(value, (str, int, float)) else describe_value(value), name, method)
 
