@@ -438,7 +438,7 @@ def test_a_prompt_that_ends_with_an_image_is_answered_from_the_last_token_that_i
         answers = answer(model, batch)
     last = length - N + kept
     assert bool((last < length - 1).any())
-    assert torch.equal(logits[:, -1], logits[torch.arange(2), last]) and bool(logits[:, -1].abs().sum() > 0)
+    assert torch.allclose(logits[:, -1], logits[torch.arange(2), last], atol=NEAR) and bool(logits[:, -1].abs().sum() > 0)
     assert torch.equal(answers.sequences[:, length], logits[:, -1].argmax(-1))
 
 
