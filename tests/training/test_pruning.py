@@ -115,9 +115,9 @@ def test_heads_learn_to_decide(backbone):
     method = {"target_prune_tokens": [9, 3], "task_loss_weight": 0.01, "adv_loss_weight": 0}
     rates = {name: {"lr": 0.1} for name in ("token_merger", "layer_pruners")}
     made = learner(
-        backbone, how={"epochs": 40, "optimizers": rates}, method=method | {"temperature_min": 1.0, "hard_share": 0.0}
+        backbone, how={"epochs": 80, "optimizers": rates}, method=method | {"temperature_min": 1.0, "hard_share": 0.0}
     )
-    told = [made.step(i) for i in range(30)]
+    told = [made.step(i) for i in range(60)]
     first, last = (
         {name: sum(one[name] for one in some) / 5 for name in ("mask_sparsity_loss", "tokens_llm.1")}
         for some in (told[:5], told[-5:])
