@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from tokensieve.config.schema import Optimizer, Training
-from tokensieve.config.section import Count, KeepCheckpoints
+from tokensieve.config.section import Count, FilePath, KeepCheckpoints, PairBatch, Seed, Text, Threads, Weight
 
 
 class CaptionTraining(Training):
     """For example configs/embedded_coca.yaml."""
 
     task: Literal["captions"]
-    output: Path
-    model: str = "sieve-coca-8"
-    start: str = "scenes-v1"
+    output: FilePath
+    model: Text = "sieve-coca-8"
+    start: Text = "scenes-v1"
     """The embedded weights that initialise both towers."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     optimizer: Optimizer = Optimizer()
     pictures: Count = 12_800
     """How many training pictures there are; each keeps about 50 kB of memory."""
-    batch: Annotated[int, Field(ge=2)] = 32
+    batch: PairBatch = 32
     steps: Count
-    contrast: Annotated[float, Field(ge=0)] = 0.5
+    contrast: Weight = 0.5
     """Weight of the contrastive loss between captions and pictures; that of the caption loss is 1."""
-    threads: Count | None = None
+    threads: Threads | None = None
     checkpoint_every: Count = 200
     keep_checkpoints: KeepCheckpoints = 2
     evaluate: bool = True

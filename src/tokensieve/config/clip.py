@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from tokensieve.config.schema import Optimizer, Phase, Training
-from tokensieve.config.section import Count, KeepCheckpoints
+from tokensieve.config.section import Count, FilePath, KeepCheckpoints, Seed, Text, Threads, Workers
 
 
 class ClipTraining(Training):
     """For example configs/embedded_clip.yaml."""
 
     task: Literal["clip"]
-    output: Path
-    model: str = "sieve-vit-8"
-    seed: Annotated[int, Field(ge=0)] = 0
+    output: FilePath
+    model: Text = "sieve-vit-8"
+    seed: Seed = 0
     optimizer: Optimizer = Optimizer()
-    phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
-    workers: Annotated[int, Field(ge=0)] = 1
-    threads: Count | None = None
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1, max_length=1000)]
+    workers: Workers = 1
+    threads: Threads | None = None
     checkpoint_every: Count = 100
     keep_checkpoints: KeepCheckpoints = 2
     evaluate: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tokensieve import embedded
@@ -12,6 +13,7 @@ PUBLISHED = {  # vision tokens per image, layers of the language model
     "llava-hf/llava-1.5-13b-hf": (576, 40),
     "llava-hf/bakLlava-v1-hf": (576, 32),
 }
+MAX_SHAPE = 10**6  # of what a config.json may say
 
 
 def model_shape(name: str, cache_dir: str | None = None) -> tuple[int, int] | None:
@@ -26,20 +28,16 @@ def model_shape(name: str, cache_dir: str | None = None) -> tuple[int, int] | No
         config = read_json(path)
         if config.get("model_type", "llava") != "llava":  # the number of tokens may vary
             return None
-        return int(config["image_seq_length"]), int(config["text_config"]["num_hidden_layers"])
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # another family, or a broken file: reported when the training opens the model
+        shape = config["image_seq_length"], config["text_config"]["num_hidden_layers"]
+    except (ValueError, KeyError, TypeError, AttributeError):  # another family, or a broken file: reported when it is loaded
         return PUBLISHED.get(name)
+    return shape if all(isinstance(number, int) and 0 < number <= MAX_SHAPE for number in shape) else None
 
 
 def _config_file(name: str, cache_dir: str | None) -> Path | None:
     if name == embedded.LLAVA:
         return embedded.llava_path() / "config.json"
-    if Path(name).is_dir():
+    if os.path.isdir(name):  # also False for what cannot be a path
         return Path(name) / "config.json"
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,35 +20,47 @@ from tokensieve.config import pruning_space
 from tokensieve.config.model_shape import model_shape
 from tokensieve.config.pruning_steps import Trainer
 from tokensieve.config.schema import Training
-from tokensieve.config.section import Count, Fraction, Section
+from tokensieve.config.section import (
+    Count,
+    FilePath,
+    Fraction,
+    Index,
+    Problems,
+    Section,
+    Share,
+    Size,
+    Temperature,
+    Text,
+    Weight,
+)
+from tokensieve.errors import short
 
-Weight = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0)]
-Target = Annotated[float, Field(gt=0)]
+Tokens = Annotated[int, Field(ge=1, le=10**6)]
+Target = Annotated[float, Field(gt=0, le=10**6)]
 EMBEDDED = "embedded"
 
 
 class Backbone(Section):
     """The model that is pruned. All of its weights stay frozen."""
 
-    name: str = "llava-hf/llava-1.5-7b-hf"
+    name: Text = "llava-hf/llava-1.5-7b-hf"
     """sieve-llava-8, a folder, or an id on the Hub."""
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     """None: the dtype of its weight files; on a CPU float32."""
     attn_implementation: Literal["sdpa", "eager"] | None = None
     """The soft masks of the training need an implementation with an attention bias; flash attention has none."""
-    cache_dir: str | None = None
-    tower_cache: Path | None = None
+    cache_dir: Text | None = None
+    tower_cache: FilePath | None = None
     """A folder for the outputs of the vision tower, so that each image is encoded once. None: they are not stored."""
 
 
 class Files(Section):
     """Where the questions, the annotations (answers) and the images of a split are."""
 
-    questions: Path | None = None
-    annotations: Path | None = None
-    images: Path | None = None
-    split: str | None = None
+    questions: FilePath | None = None
+    annotations: FilePath | None = None
+    images: FilePath | None = None
+    split: Text | None = None
     """Split of data that comes in splits of its own; None: train, or val."""
     limit: Count | None = None
     """Use only the first questions, this many."""
@@ -79,7 +92,7 @@ class Data(Section):
             if files.split is not None and files.split.startswith("test"):
                 problems.append(f"{split}.split: {files.split} is reserved for the final results; use train or val")
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         return self
 
 
@@ -101,45 +114,45 @@ class Pruning(Section):
     """The two stages, their targets, and the weights of the losses."""
 
     merger_type: Literal["none", "simple", "question_aware"] = "simple"
-    merge_ratio: Annotated[float, Field(gt=0, le=1)] = 0.5
-    target_merge_tokens: Count | None = None
+    merge_ratio: Share = 0.5
+    target_merge_tokens: Tokens | None = None
     """The tokens that the merger leaves; None: from merge_ratio. Both may be given where they agree."""
     merge_sparsity_weight: Weight = 1e-4
-    merger_hidden: Count = 256
-    merger_temperature: Rate = 0.1
+    merger_hidden: Size = 256
+    merger_temperature: Temperature = 0.1
     """Temperature of the merger's assignment and of its noise. It does not change during the training."""
     token_choice: Literal["spread", "top"] = "spread"
     """How centres and kept tokens are chosen: by score and coverage, or the largest scores alone."""
-    pruning_layers: tuple[Annotated[int, Field(ge=0)], ...] = (10, 20, 31)
+    pruning_layers: Annotated[tuple[Index, ...], Field(max_length=100)] = (10, 20, 31)
     """Layers of the language model, counted from 0, whose input is pruned."""
-    target_prune_tokens: tuple[Target, ...] | None = None
+    target_prune_tokens: Annotated[tuple[Target, ...], Field(max_length=100)] | None = None
     """Vision tokens left from each pruning layer on: counts, or shares below 1 of the tokens that arrive there. One number
     alone is that of the last layer, and those before it fall geometrically; None: to 100 of 576 (see `pruned`)."""
     prune_sparsity_weight: Weight = 10.0
     """Weight of how undecided the soft masks are: 0 if exactly the target counts of tokens have a mask of 1."""
-    pruner_d_internal: Count = 512
-    pruner_num_heads: Count = 4
+    pruner_d_internal: Size = 512
+    pruner_num_heads: Size = 4
     pruner_type: Literal["cross_attention"] = "cross_attention"
-    temperature: Rate = 1.0
-    temperature_min: Rate = 0.1
-    temperature_anneal_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    temperature: Temperature = 1.0
+    temperature_min: Temperature = 0.1
+    temperature_anneal_rate: Share = 0.5
     """The share of all steps over which the temperature falls linearly."""
     adv_loss_weight: Weight = 1.0
     """0: no discriminator."""
     task_loss_weight: Weight = 25.0
     distill_loss_weight: Weight = 0.0
     """Weight of the divergence from the full model's distribution over the answer's words. 0: none."""
-    hard_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    hard_share: Fraction = 0.5
     """Share of the steps, at the end, in which the pruners drop tokens as in use, with a straight-through gradient."""
     prune_rest: Literal["drop", "merge"] = "drop"
     """Pruned tokens are dropped, or averaged into the most similar kept ones (rest=merge in the plan)."""
-    disc_hidden: Count = 256
+    disc_hidden: Size = 256
     disc_reinit_prob: Fraction = 0.01
     """Probability that a step starts with a new discriminator, so that it does not become too strong."""
-    max_vision_tokens: Count | None = None
+    max_vision_tokens: Tokens | None = None
     """At most this many vision tokens of an image enter the language model: the merger leaves no more, and without a merger
     `cover` merges them before the first layer."""
-    image_max_size: Count | None = 1024
+    image_max_size: Size | None = 1024
     """Images with a longer side are scaled down to this when they are read."""
 
     @field_validator("target_prune_tokens", mode="before")
@@ -187,12 +200,12 @@ class Pruning(Section):
                 "task_loss_weight, adv_loss_weight and distill_loss_weight are all 0, so there is nothing to learn from"
             )
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         return self
 
     def merged(self, n: int) -> int:
         """Tokens that enter the language model, of n before the merger."""
-        kept = self.target_merge_tokens or math.ceil(round(self.merge_ratio * n, 6))
+        kept = self.target_merge_tokens or max(1, math.ceil(round(self.merge_ratio * n, 6)))
         return min(n if self.merger_type == "none" else kept, self.max_vision_tokens or n)
 
     def pruned(self, n: int) -> tuple[int, ...]:
@@ -313,7 +326,7 @@ class PruningTraining(Training):
     several_processes: ClassVar[bool] = True
     examples: ClassVar[dict[str, str]] = {"dataset_settings": QUESTIONS}
 
-    output: Path = Path("outputs")
+    output: FilePath = Path("outputs")
     backbone_settings: Backbone = Backbone()
     dataset_settings: Data
     trainer_settings: Trainer = Trainer()
@@ -352,9 +365,9 @@ class PruningTraining(Training):
         for split in ("train", "val"):
             for key in ("questions", "annotations", "images"):
                 path = getattr(getattr(self.dataset_settings, split), key)
-                if path is not None and not path.exists():
+                if path is not None and not os.path.exists(path):
                     kind = "folder" if key == "images" else "file"
-                    yield f"dataset_settings.{split}.{key}", f"no {kind} {str(path)!r}"
+                    yield f"dataset_settings.{split}.{key}", f"no {kind} {short(path, 200)!r}"
         shape = model_shape(self.backbone_settings.name, self.backbone_settings.cache_dir)
         if shape is not None:
             for problem in self.method_settings.check_counts(*shape):

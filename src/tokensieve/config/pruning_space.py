@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from tokensieve.config.model_shape import model_shape
 from tokensieve.config.pruning_steps import Optimizers
+from tokensieve.config.section import Rate
 
 LAYERS = ((10, 20, 31), (5, 15, 25), (20, 25, 31), (8, 12, 16, 20, 24, 28, 31))  # of the original, for a decoder of 32 layers
 RATE_KEY = "trainer_settings.dl_settings.optimizers"
@@ -15,7 +18,8 @@ RATE_KEY = "trainer_settings.dl_settings.optimizers"
 def default_space(data: Mapping[str, Any]) -> dict[str, Any]:
     """Ranges around the values of a file. Counts of tokens that it gives follow the ratios instead."""
     method, backbone = _section(data, "method_settings"), _section(data, "backbone_settings")
-    shape = model_shape(str(backbone.get("name", "")), backbone.get("cache_dir"))
+    name, cache = backbone.get("name"), backbone.get("cache_dir")
+    shape = model_shape(name, cache if isinstance(cache, str) else None) if isinstance(name, str) else None
     depth = 32 if shape is None else shape[1]
     choices = dict.fromkeys(tuple(sorted({min(depth - 1, round(n * depth / 32)) for n in layers})) for layers in LAYERS)
     space: dict[str, Any] = {}
@@ -44,10 +48,10 @@ def _section(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _around(value: Any, default: float) -> dict[str, Any]:
-    """A tenth to ten times a learning rate, which a file may give as a text; the default if it is no number."""
+    """A tenth to ten times a learning rate, which a file may give as a text; the default if it is none."""
     try:
-        rate = float(value)
-    except (TypeError, ValueError):
+        rate: float = TypeAdapter(Rate).validate_python(value)
+    except ValidationError:
         rate = default
-    rate = rate if rate > 0 else default
+    rate = rate if rate > 1e-12 else default  # a tenth of a still smaller one may be 0
     return {"low": float(f"{rate / 10:.6g}"), "high": float(f"{rate * 10:.6g}"), "log": True}

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from tokensieve.config.section import Count, KeepCheckpoints, Section
-
-Rate = Annotated[float, Field(gt=0)]
+from tokensieve.config.section import (
+    Batch,
+    Count,
+    CountOrZero,
+    KeepCheckpoints,
+    Positive,
+    Rate,
+    Section,
+    Seed,
+    Text,
+    Threads,
+    Workers,
+)
 
 
 class LearningRate(Section):
@@ -30,28 +40,28 @@ class DeepLearning(Section):
     epochs: Count = 1
     max_steps: Count | None = None
     """Maximum number of steps, whatever the epochs."""
-    batch_size: Count = 12
+    batch_size: Batch = 12
     """Questions per step of each process; multiply by processes and accumulation steps for the whole step."""
-    gradient_accumulation_steps: Count = 1
+    gradient_accumulation_steps: Batch = 1
     optimizers: Optimizers = Optimizers()
     schedule: Literal["constant", "cosine"] = "constant"
     """Of the learning rates of merger and pruners, after the warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    clip: Rate = 1.0
+    warmup_steps: CountOrZero = 0
+    clip: Positive = 1.0
     """Maximum norm of each group's gradient."""
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    device: str | None = None
-    num_workers: Annotated[int, Field(ge=0)] = 2
-    threads: Count | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    device: Text | None = None
+    num_workers: Workers = 2
+    threads: Threads | None = None
+    seed: Seed = 0
     checkpoint_every: Count = 200
     keep_checkpoints: KeepCheckpoints = 2
     evaluate_every: Count | None = 200
     monitor: Literal["accuracy_hard", "loss"] = "accuracy_hard"
     """What decides which step is the best, measured on the validation questions with the hard path: the largest accuracy (of
     equal ones that with the smallest loss), or the smallest loss, the cross-entropy of the answers."""
-    eval_batch_size: Count = 16
-    max_new_tokens: Count = 10
+    eval_batch_size: Batch = 16
+    max_new_tokens: Batch = 10
 
     @field_validator("mixed_precision", mode="before")
     @classmethod

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, model_validator
 
 from tokensieve.config.search import Manager, Search
-from tokensieve.config.section import Count, Fraction, Section
+from tokensieve.config.section import Count, CountOrZero, Fraction, PairBatch, Positive, Probability, Rate, Section, Weight
 
 
 class Training(Section):
@@ -57,12 +57,12 @@ class Phase(Section):
     """A phase of training on pictures of one kind."""
 
     steps: Count
-    batch: Annotated[int, Field(ge=2)] = 64
+    batch: PairBatch = 64
     canvas: Annotated[int, Field(ge=8, le=112, multiple_of=8)] = 112
     """Side of the window that is cut from each picture, in pixels: a smaller one costs less."""
     level: tuple[Fraction, Fraction] = (1.0, 1.0)
     """Difficulty of the scenes at the first and at the last step."""
-    several: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    several: Probability = 0.0
     """Share of pictures with several objects, whose captions name all of them. Needs the full canvas."""
 
     @model_validator(mode="after")
@@ -75,12 +75,12 @@ class Phase(Section):
 class Optimizer(Section):
     """Muon for the matrices of the blocks, AdamW for the rest; one learning rate, warm-up, then half a cosine."""
 
-    lr: Annotated[float, Field(gt=0)] = 2e-3
+    lr: Rate = 2e-3
     floor: Fraction = 0.01
     """The last learning rate, as a fraction of the first."""
-    warmup: Annotated[int, Field(ge=0)] = 100
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    clip: Annotated[float, Field(gt=0)] = 1.0
+    warmup: CountOrZero = 100
+    weight_decay: Weight = 0.01
+    clip: Positive = 1.0
     """Maximum norm of the gradient of AdamW's parameters."""
 
     def rate(self, step: int, steps: int) -> float:

@@ -16,14 +16,34 @@ from pydantic import Field, field_validator, model_validator
 
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Objective, Search
-from tokensieve.config.section import Count, Fraction, KeepCheckpoints, Section
+from tokensieve.config.section import (
+    Batch,
+    Count,
+    CountOrZero,
+    FilePath,
+    Fraction,
+    KeepCheckpoints,
+    PairBatch,
+    Positive,
+    Probability,
+    Problems,
+    Rate,
+    Section,
+    Seed,
+    Share,
+    Size,
+    Temperature,
+    Text,
+    Threads,
+    Weight,
+    Workers,
+)
 from tokensieve.errors import UserError, one_line
+from tokensieve.reid.arguments import Arguments
 from tokensieve.reid.published_keys import PublishedSection, unused_note
 
-Weight = Annotated[float, Field(ge=0)]
-Rate = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Channels = tuple[float, float, float]
+Mean = Annotated[float, Field(ge=-1000, le=1000)]
+Deviation = Annotated[float, Field(ge=1e-4, le=1000)]
 Modality = Literal["RGB", "NI", "TI"]
 WARM, COLD = 0.01, 0.002  # factors of the learning rate at the start of the warm-up and at the end of the cosine
 OPENAI_NAMES = ("ViT-B-32", "ViT-B-16", "ViT-L-14")  # of OpenAI's weights, whose activation has names of its own in open_clip
@@ -69,21 +89,21 @@ class Model(PublishedSection):
     SDTPS_BETA: Annotated[float, Field(ge=0, le=0.5)] = 0.25
     """Weight of the similarities with the global features; that of the learned score is 1 - 2 * beta."""
     SDTPS_USE_GUMBEL: bool = False
-    SDTPS_GUMBEL_TAU: Rate = 1.0
+    SDTPS_GUMBEL_TAU: Temperature = 1.0
     """Temperature of Gumbel's softmax."""
     SDTPS_GUMBEL_MASS: Literal["kept", "one"] = "kept"
     """Sum of Gumbel's soft decisions: the number of selected patches, or 1 as a softmax has."""
-    PLAN: str | None = None
+    PLAN: Text | None = None
     """The plan, such as random@out:26 or sdtps@6; None: sdtps@out, or none without USE_SDTPS."""
     LIBRARY: Literal["open_clip", "timm", "hf"] = "open_clip"
-    TRANSFORMER_TYPE: str = "ViT-B-16-quickgelu"
-    PRETRAINED: str = "openai"
+    TRANSFORMER_TYPE: Text = "ViT-B-16-quickgelu"
+    PRETRAINED: Text = "openai"
     """A tag of the library, an embedded name, the folder of an earlier training, or "" (default of timm and hf): random."""
-    ARGUMENTS: dict[str, Any] = Field(default_factory=dict)
+    ARGUMENTS: Arguments = Field(default_factory=dict)
     """More arguments of timm.create_model."""
-    STRIDE_SIZE: tuple[Count, Count] | None = None
+    STRIDE_SIZE: tuple[Size, Size] | None = None
     """None: the patch size. Other strides are not supported."""
-    MODALITIES: Annotated[tuple[Modality, ...], Field(min_length=1)] = ("RGB", "NI", "TI")
+    MODALITIES: Annotated[tuple[Modality, ...], Field(min_length=1, max_length=3)] = ("RGB", "NI", "TI")
     SHARED_BACKBONE: bool = True
     """One transformer for all modalities, or one for each."""
     SIE_CAMERA: bool = True
@@ -94,13 +114,13 @@ class Model(PublishedSection):
     TRIPLET_LOSS_WEIGHT: Weight = 1.0
     SDTPS_LOSS_WEIGHT: Weight = 2.0
     """Factor of both losses of the tokens branch; that of the plain branch is 1."""
-    INIT_FROM: str = ""
+    INIT_FROM: Text = ""
     """Folder of an earlier training of this model, of which it takes all weights that it has too; "": only PRETRAINED's."""
-    TEACHER: str = ""
+    TEACHER: Text = ""
     """Folder of an earlier training whose features, with all tokens, are imitated; "": none."""
     TEACHER_LOSS_WEIGHT: Weight = 1.0
     """Weight of the squared distance from the teacher's features, relative to their spread, of each branch."""
-    LABEL_SMOOTH: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    LABEL_SMOOTH: Probability = 0.1
 
     @property
     def plan(self) -> str:
@@ -137,7 +157,7 @@ class Model(PublishedSection):
             if "USE_SDTPS" in self.model_fields_set and ("sdtps" in names) != self.USE_SDTPS:
                 problems.append(f"USE_SDTPS: {self.USE_SDTPS} and PLAN: {self.plan} contradict; leave one of them out")
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         return self
 
 
@@ -146,23 +166,23 @@ class Input(PublishedSection):
 
     other_names: ClassVar = {"SIZE_TRAIN": "SIZE", "SIZE_TEST": "SIZE"}
 
-    SIZE: tuple[Count, Count] = (256, 128)
+    SIZE: tuple[Size, Size] = (256, 128)
     """Height and width; 128 x 256 for vehicles."""
     PROB: Fraction = 0.5
     """Probability of a mirrored object."""
-    PADDING: Annotated[int, Field(ge=0)] = 10
+    PADDING: Annotated[int, Field(ge=0, le=10**4)] = 10
     """Pixels of padding around the image, before a crop of the old size."""
     RE_PROB: Fraction = 0.5
     """Probability of an erased rectangle."""
-    PIXEL_MEAN: Channels = (0.5, 0.5, 0.5)
-    PIXEL_STD: tuple[Rate, Rate, Rate] = (0.5, 0.5, 0.5)
+    PIXEL_MEAN: tuple[Mean, Mean, Mean] = (0.5, 0.5, 0.5)
+    PIXEL_STD: tuple[Deviation, Deviation, Deviation] = (0.5, 0.5, 0.5)
 
 
 class Datasets(Section):
     NAMES: Literal["RGBNT201", "RGBNT100", "MSVR310", "embedded-reid", "embedded-reid-pretrain"] = "RGBNT201"
-    ROOT_DIR: str = "root"
+    ROOT_DIR: Text = "root"
     """The folder that holds the data set's own; embedded ones are drawn by code and need none."""
-    VAL_IDENTITIES: Annotated[int, Field(ge=0)] = 30
+    VAL_IDENTITIES: CountOrZero = 30
     """Training identities held out to choose the best weights; 0: train on all, and use the last weights."""
 
     @field_validator("NAMES", mode="before")
@@ -177,10 +197,10 @@ class Datasets(Section):
 class Dataloader(PublishedSection):
     fixed: ClassVar = {"SAMPLER": ("softmax_triplet", "batches have several objects of each identity; write softmax_triplet")}
 
-    NUM_INSTANCE: Annotated[int, Field(ge=2)] = 8
+    NUM_INSTANCE: PairBatch = 8
     """Shots of each identity in a batch."""
-    NUM_WORKERS: Annotated[int, Field(ge=0)] = 4
-    DROP_MODALITY: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    NUM_WORKERS: Workers = 4
+    DROP_MODALITY: Probability = 0.0
     """Probability, for each modality, that a batch lacks it (one always stays), for robustness to missing ones."""
     KEEP_IN_MEMORY: bool = False
     """Read every image once and keep it in memory, at its input size."""
@@ -206,7 +226,7 @@ class Solver(PublishedSection):
         *("BIAS_LR_FACTOR", "WEIGHT_DECAY_BIAS"),
     )
 
-    IMS_PER_BATCH: Count = 64
+    IMS_PER_BATCH: Batch = 64
     """Objects per step, of all processes together; each has an image of every modality."""
     OPTIMIZER_NAME: Literal["Adam", "AdamW"] = "Adam"
     BASE_LR: Rate = 3.5e-4
@@ -216,21 +236,21 @@ class Solver(PublishedSection):
     SCHEDULE: Literal["cosine", "constant"] = "cosine"
     """Schedule of both learning rates after the warm-up."""
     WARMUP_EPOCHS: Weight = 10.0
-    MAX_EPOCHS: Count = 50
+    MAX_EPOCHS: Batch = 50
     MAX_STEPS: Count | None = None
     """Maximum number of steps, whatever the epochs."""
-    CLIP: Rate | None = None
+    CLIP: Positive | None = None
     """Maximum norm of the gradient; None: no clipping."""
-    SEED: Annotated[int, Field(ge=0)] = 1111
+    SEED: Seed = 1111
     MIXED_PRECISION: Literal["auto", "no", "fp16", "bf16"] = "auto"
     """auto: fp16 on CUDA, else none."""
-    EVAL_PERIOD: Rate | None = 5.0
+    EVAL_PERIOD: Positive | None = 5.0
     """Epochs between evaluations; None: only at the end."""
-    CHECKPOINT_PERIOD: Rate = 5.0
+    CHECKPOINT_PERIOD: Positive = 5.0
     """Epochs between checkpoints."""
     KEEP_CHECKPOINTS: KeepCheckpoints = 2
-    DEVICE: str | None = None
-    THREADS: Count | None = None
+    DEVICE: Text | None = None
+    THREADS: Threads | None = None
 
     @field_validator("MIXED_PRECISION", mode="before")
     @classmethod
@@ -256,7 +276,7 @@ class Test(PublishedSection):
         "WEIGHT": ("", "tokensieve eval --task reid --model FOLDER tests a trained model; leave it empty"),
     }
 
-    IMS_PER_BATCH: Count = 128
+    IMS_PER_BATCH: Batch = 128
     FEAT: Literal["both", "tokens", "plain"] = "both"
     """The feature that is compared: that of the reduced tokens, the plain global one, or both concatenated."""
     NECK_FEAT: Literal["before", "after"] = "before"
@@ -264,7 +284,7 @@ class Test(PublishedSection):
 
 
 class ReidSearch(Search):
-    objectives: Annotated[tuple[Objective, ...], Field(min_length=1)] = (Objective(name="mAP"),)
+    objectives: Annotated[tuple[Objective, ...], Field(min_length=1, max_length=10)] = (Objective(name="mAP"),)
 
 
 class ReidTraining(Training):
@@ -279,7 +299,7 @@ class ReidTraining(Training):
     DATALOADER: Dataloader = Dataloader()
     SOLVER: Solver = Solver()
     TEST: Test = Test()
-    OUTPUT_DIR: Path = Path("outputs/reid")
+    OUTPUT_DIR: FilePath = Path("outputs/reid")
     search_settings: ReidSearch = ReidSearch()
 
     @property
@@ -318,7 +338,7 @@ class ReidTraining(Training):
                 f"SOLVER.WARMUP_EPOCHS: {solver.WARMUP_EPOCHS:g} is not less than the {solver.MAX_EPOCHS} of MAX_EPOCHS"
             )
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         return self
 
     def check_files(self) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 
-from tokensieve.config.section import Section
+from tokensieve.config.section import Problems, Section
+from tokensieve.errors import short
 
 # Switches as they are written in the field.
 ON, OFF = ("yes", "on", "true", "1"), ("no", "off", "false", "0", "none", "nothing", "")
@@ -21,8 +22,6 @@ WORDS = dict.fromkeys(ON, True) | dict.fromkeys(OFF, False)
 class PublishedSection(Section):
     """A section that also takes published keys."""
 
-    other_names: ClassVar[Mapping[str, str]] = {}
-    """Published key -> the key here."""
     fixed: ClassVar[Mapping[str, tuple[Any, str]]] = {}
     """Published key -> the only value that is possible here, and what to do instead of another."""
     absent: ClassVar[Mapping[str, str]] = {}
@@ -43,7 +42,7 @@ class PublishedSection(Section):
             if key in cls.fixed or key in cls.absent:
                 wanted, advice = cls.fixed.get(key, (False, ""))
                 if _meaning(value) != _meaning(wanted):
-                    problems.append(f"{key}: {value!r}: {advice or _absent(cls.absent[key], key)}")
+                    problems.append(f"{key}: {short(repr(value))}: {advice or _absent(cls.absent[key], key)}")
                 if key in cls.absent:
                     unused.append(key)
             elif any(key == name or (name.endswith("_") and str(key).startswith(name)) for name in cls.unused):
@@ -51,10 +50,12 @@ class PublishedSection(Section):
             else:
                 name = cls.other_names.get(key, key)
                 if name in kept and kept[name] != value:
-                    problems.append(f"{key}: {value} and {sources[name]}: {kept[name]} contradict; give one of them")
+                    problems.append(
+                        f"{key}: {short(value)} and {sources[name]}: {short(kept[name])} contradict; give one of them"
+                    )
                 kept[name], sources[name] = value, key
         if problems:
-            raise ValueError("; ".join(problems))
+            raise Problems(problems)
         made = handler(kept)
         made._unused_keys = tuple(unused)
         return made
