@@ -136,9 +136,23 @@ def test_a_mistake_has_its_line(tmp_path, was, now, line):
 
 
 def test_what_misspelt_keys_hide_is_told_too(tmp_path):
+    """With the name that the file has."""
     found = told(tmp_path, GOOD.replace("warmup: 2", "warmpu: 2000"))
-    assert len(found) == 2 and any("2000 is not less than the 6 steps" in one for one in found)
+    assert len(found) == 2 and any("5: optimizer.warmpu: 2000 is not less than the 6 steps" in one for one in found)
     assert len(told(tmp_path, GOOD.replace("warmup: 2", "warmpu: 2"))) == 1  # and nothing else is
+
+
+def test_an_unknown_key_is_not_checked_as_the_one_that_it_resembles(tmp_path):
+    (found,) = told(tmp_path, GOOD.replace("  lr: 1e-3", "  lr: 1e-3\n  clipp: 'yes'"))
+    assert found.startswith("5: optimizer.clipp: unknown key")
+    (found,) = told(tmp_path, GOOD.replace("task: clip", "task: clip\nmodels: [a, b]"))
+    assert found.startswith("2: models: unknown key")
+
+
+def test_a_default_that_does_not_fit_is_told_as_one(tmp_path):
+    (found,) = told(tmp_path, GOOD.replace("  warmup: 2\n", ""))
+    assert found.startswith("3: optimizer.warmup: 100 is not less than the 6 steps")
+    assert found.endswith("(this is the default: the file has no such key)")
 
 
 def test_numbers_in_quotes_are_numbers(tmp_path):
@@ -260,3 +274,115 @@ def test_a_file_without_a_task(tmp_path):
     path.write_text("output: x\n")
     with pytest.raises(UserError, match=r"task: missing; one of captions, clip, .*; or write method_settings, or MODEL"):
         config.load(path)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "line"),
+    [
+        ("task: clip", "task: [clip]", "1: task: ['clip'] is not one of captions"),
+        ("task: clip", "task: {a: 1}", "1: task: {'a': 1} is not one of captions"),
+        ("task: clip", "task: clip\nseed: \0", "2: not valid YAML (the character U+0000 is not allowed)"),
+        ("task: clip", "task: clip\nseed: " + "[" * 5000, "2: more than 20 sections and lists are nested here"),
+        ("output: out", "output: !!timestamp x", "2: output: the tag !!timestamp is not allowed"),
+        ("output: out", 'output: "a\\nb"', "2: output: the character U+000A is not allowed here"),
+        ("output: out", 'output: "a\\0b"', "2: output: the character U+0000 is not allowed"),
+        ("output: out", "output: " + "x" * 5000, "2: output: a text of 5,000 letters"),
+        ("output: out", "output: ''", "2: output: give a path"),
+        ("lr: 1e-3", "lr: !!int ''", "4: optimizer.lr: '' is no value of the tag !!int"),
+        ("lr: 1e-3", "lr: 1e308", "4: optimizer.lr: input should be less than or equal to 1000 (got 1e+308)"),
+        ("lr: 1e-3", "lr: '1e400'", "4: optimizer.lr: input should be a finite number (got '1e400')"),
+        ("lr: 1e-3", "lr: '.nan'", "4: optimizer.lr: input should be a valid number"),
+        ("lr: 1e-3", "lr: .nan", "4: optimizer.lr: .nan is not a finite number"),
+        ("steps: 3\n", f"steps: {10**30}\n", "8: phases.1.steps: input should be less than or equal to 1000000000"),
+        ("steps: 3\n", f"steps: {'9' * 100_000}\n", "8: phases.1.steps: a number of 100,000 letters"),
+        (
+            "batch: 4",
+            f"batch: {2**63}",
+            "7: phases.0.batch: input should be less than or equal to 1000000 (got 9223372036854775808)",
+        ),
+        ("task: clip", "task: clip\n1: x", "2: 1: unknown key"),
+        ("task: clip", "task: clip\n? [a]\n: x", "2: a list or a section cannot be a key"),
+        ("task: clip", "task: clip\nmodel: 2024", "2: model: input should be a valid string (got 2024); write it in quotes"),
+        ("  lr: 1e-3\n  warmup: 2\n", "  - 1\n", "3: optimizer: expected keys and values (got [1])"),
+        ("task: clip", f"task: clip\n{'k' * 300}: 1", "2: a key of 300 letters; at most 200 are allowed"),
+    ],
+    ids=range(22),
+)
+def test_nonsense_is_one_short_line(tmp_path, was, now, line):
+    (found,) = told(tmp_path, GOOD.replace(was, now, 1))
+    assert found.startswith(line) and len(found) < 400 and found.isprintable()
+
+
+@pytest.mark.parametrize(
+    "values", ["{low: -.inf, high: .inf}", "{low: '-inf', high: 'inf'}", "{low: 1e-300, high: 1e300}", "{low: x, high: 2}"]
+)
+@pytest.mark.parametrize("key", ["optimizer.lr", "optimizer.warmup"])
+def test_a_range_without_ends_is_told(tmp_path, key, values):
+    found = told(tmp_path, GOOD + f"search_settings: {{space: {{{key}: {values}}}}}\n")
+    assert found and all(one.startswith(f"10: search_settings.space.{key}") for one in found)
+    assert told(tmp_path, GOOD + "search_settings: {space: {optimizer.warmup: {low: '0.5', high: 2}}}")  # text, but not whole
+
+
+def test_an_alias_bomb_is_refused_at_once(tmp_path):
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+    )
+    (found,) = told(tmp_path, GOOD + bomb)
+    assert "more than 10,000 keys and values, with all aliases written out" in found
+
+
+def test_many_errors_are_counted(tmp_path, capsys):
+    path = tmp_path / "file.yaml"
+    path.write_text(GOOD + "".join(f"key_{n}: 1\n" for n in range(300)))
+    assert main(["validate", str(path)]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 51 and lines[-1] == f"{path}: and 250 more errors"
+    assert main(["train", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and len(said) < 2000 and "more, which tokensieve validate lists" in said
+
+
+def test_a_large_file_and_no_file_are_refused_before_they_are_read(tmp_path, capsys):
+    path = tmp_path / "file.yaml"
+    path.write_text("#" * 2**20 + "\ntask: clip\n")
+    assert main(["validate", str(path), str(tmp_path), "a\0b", "x" * 5000]) == 2
+    large, folder, nul, long = capsys.readouterr().out.splitlines()
+    assert (
+        "1,048,588 bytes, more than 1,048,576" in large and "directory" in folder.lower() and "null" in nul and len(long) < 500
+    )
+
+
+def test_a_switch_in_quotes_turns_a_search_on(tmp_path):
+    (found,) = told(tmp_path, GOOD + "search_settings: {enable: 'yes'}\n")
+    assert "names nothing to search" in found
+
+
+def test_values_of_the_command_line_that_cannot_be(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text(GOOD)
+    for key, value, message in (
+        ("optimizer.lr", ".inf", r"optimizer.lr \(command line\): .inf is not a finite number"),
+        ("optimizer.lr", "1e308", r"optimizer.lr \(command line\): input should be less than or equal to 1000"),
+        ("optimizer.lr", "[" * 100, r"optimizer.lr \(command line\): more than 20 sections"),
+        ("phases.0.level", "[0, 7]", r"phases.0.level.1 \(command line\): input should be less than"),
+        ("optimiser.lr", "1", r"optimiser \(command line\): unknown key"),
+        ("output", "a\0b", r"output \(command line\): the character U\+0000 is not allowed"),
+        ("phases.7.steps", "3", "phases.7.steps: .* has no such key"),
+        ("phases.²", "3", "phases.²: .* has no such key"),
+        ("", "3", "'' is not a key"),
+        ("a..b", "3", "'a..b' is not a key"),
+        ("\x1b[2J", "3", "is not a key"),
+        ("a." * 50 + "a", "3", "is not a key"),
+        ("task", "[clip]", r"task \(command line\): \['clip'\] is not one of"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            config.load(path, {key: value})
+        assert "\n" not in str(caught.value) and str(caught.value).isprintable()
+    path.write_text(GOOD.replace("1e-3", ".nan"))
+    assert config.load(path, {"optimizer.lr": "0.1"}).optimizer.lr == 0.1  # what it replaces does not matter
+
+
+def test_values_of_the_command_line_do_not_reach_other_uses_of_an_alias(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text(GOOD.replace("{steps: 3, batch: 4}\n", "&one {steps: 3, batch: 4}\n  - *one\n"))
+    assert [phase.batch for phase in config.load(path, {"phases.0.batch": "8"}).phases] == [8, 4, 64]

@@ -109,6 +109,11 @@ def test_a_good_file_is_summed_up(tmp_path, capsys):
         ("USE_SDTPS: True", "MODALITIES: [RGB, NIR]", "2: MODEL.MODALITIES.1: 'NIR' is not one of RGB, NI, TI"),
         ("USE_SDTPS: True", "MODALITIES: []", "2: MODEL.MODALITIES: "),
         ("USE_SDTPS: True", "ARGUMENTS: {depth: 6}", "2: MODEL.ARGUMENTS: only timm's models take them"),
+        ("USE_SDTPS: True", "ARGUMENTS: {depth: '.nan'}", "2: MODEL.ARGUMENTS.depth: '.nan' is not a word; write numbers"),
+        ("USE_SDTPS: True", "ARGUMENTS: {depth: '6'}", "2: MODEL.ARGUMENTS.depth: '6' is not a word; write numbers"),
+        ("USE_SDTPS: True", "ARGUMENTS: {depth: .nan}", "2: MODEL.ARGUMENTS.depth: .nan is not a finite number"),
+        ("USE_SDTPS: True", "ARGUMENTS: {depth: 10000000}", "2: MODEL.ARGUMENTS.depth: 10000000 is not between 0 and"),
+        ("USE_SDTPS: True", "ARGUMENTS: {depth: {a: 1}}", "2: MODEL.ARGUMENTS.depth: a list inside a list, or keys"),
         (
             "USE_SDTPS: True",
             "ID_LOSS_WEIGHT: 0\n  TRIPLET_LOSS_WEIGHT: 0",
@@ -287,11 +292,15 @@ def test_a_file_of_the_authors_loads(tmp_path):
         ("FEAT_NORM: 'yes'", "FEAT_NORM: 'no'", "46: TEST.FEAT_NORM: 'no': features are compared at unit length"),
         ("('RGBNT201')", "('RGBNT20')", "32: DATASETS.NAMES: 'RGBNT20' is not one of RGBNT201"),
         ("HEAD: 4", "HEADS: 4", "20: MODEL.HEADS: unknown key"),
+        ("FEAT_NORM: 'yes'", "FEAT_NRM: 'yes'", "46: TEST.FEAT_NRM: unknown key"),
+        ("SIZE_TEST: [ 256, 128 ]", "", "22: INPUT.SIZE_TRAIN.0: input should be greater than or equal to 1"),
+        ("WARMUP_ITERS: 3", "WARMUP_ITERS: 50", "36: SOLVER.WARMUP_ITERS: 50 is not less than the 50 of MAX_EPOCHS"),
     ],
 )
 def test_what_a_file_of_the_authors_asks_for_and_is_not_here(tmp_path, old, new, says):
     assert old in PUBLISHED
-    (line,) = told(tmp_path, "# as published\n" + PUBLISHED.replace(old, new))
+    text = PUBLISHED.replace(old, new) if new else PUBLISHED.replace(old, "").replace("[ 256, 128 ]", "[ 0, 128 ]")
+    (line,) = told(tmp_path, "# as published\n" + text)
     assert line.startswith(says)
 
 

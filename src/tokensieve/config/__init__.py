@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.config.registry import TRAININGS, TrainingSpec
-from tokensieve.errors import UserError, did_you_mean, nearest
+from tokensieve.errors import UserError, did_you_mean, nearest, one_line, short
 from tokensieve.registry import resolve
 
 if TYPE_CHECKING:
     from tokensieve.config.document import Document
     from tokensieve.config.schema import Training
+
+MAX_KEY, MAX_PARTS = 200, 10  # letters and parts of the path of a key on the command line
 
 
 def load(path: str | Path, overrides: Mapping[str, str] | None = None, *, searching: bool = False) -> Any:
@@ -25,25 +27,24 @@ def load(path: str | Path, overrides: Mapping[str, str] | None = None, *, search
     searching: for a search, also if the file does not turn one on. A search without a space gets that of the training.
     """
     from tokensieve.config import explain
-    from tokensieve.config.document import Document
-    from tokensieve.config.search_space import check_space, fill_space, is_search, key_path
+    from tokensieve.config.document import Document, key_path
+    from tokensieve.config.search_space import check_space, fill_space, is_search
 
     document = Document(Path(path))
     for key, text in (overrides or {}).items():
-        document.override(key_path(key), _read_value(text))
+        _check_key(key)
+        document.override(key_path(key), text)
     schema: type[Training] = resolve(training_of(document).schema)
     if searching or is_search(document):
         fill_space(document, schema)
-    return explain.check_document(document, schema, [*document.duplicates, *check_space(document, schema)])
+    return explain.check_document(document, schema, check_space(document, schema))
 
 
-def _read_value(text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
-        return text
+def _check_key(key: str) -> None:
+    """A UserError if a word of the command line cannot be the path of a key."""
+    parts = key.split(".")
+    if not all(part.isidentifier() or part.isdigit() for part in parts) or len(parts) > MAX_PARTS or len(key) > MAX_KEY:
+        raise UserError(f"{short(key)!r} is not a key; after the file come pairs KEY VALUE, such as SOLVER.SEED 2")
 
 
 def training_of(document: Document) -> TrainingSpec:
@@ -54,23 +55,25 @@ def training_of(document: Document) -> TrainingSpec:
     specs = sorted(TRAININGS.values(), key=lambda spec: spec.name)
     by_task = {spec.name: spec for spec in specs if not spec.sections}
     by_sections = [spec for spec in specs if spec.sections]
-    if task in by_task:
+    if isinstance(task, str) and task in by_task:
         return by_task[task]
     if task is None and by_sections:
         best = max(by_sections, key=lambda spec: _count_sections(document, spec))
         if any(_count_sections(document, best)):
             return best
     options = "; or write ".join([", ".join(by_task), ", or ".join(spec.sections[0] for spec in by_sections)])
-    problem = f"{task!r} is not one of {options}.{did_you_mean(str(task), by_task)}"
-    if "task" not in document.data:
-        problem = f"missing; one of {options}"
-    raise ConfigErrors(document.path, [document.error(("task",), problem)])
+    if "task" in document.data:
+        shown = short(repr(task), 60)
+        error = document.error(("task",), f"{shown} is not one of {options}.{did_you_mean(short(task), by_task)}")
+    else:
+        error = document.missing(("task",), f"missing; one of {options}")
+    raise ConfigErrors(document.path, [*document.errors(), error])
 
 
 def _count_sections(document: Document, spec: TrainingSpec) -> tuple[int, int]:
     """How many keys of a file are sections of a training, and how many are or nearly are."""
-    keys = [str(key) for key in document.data]
-    return sum(key in spec.sections for key in keys), sum(nearest(key, spec.sections) is not None for key in keys)
+    keys = list(document.data)
+    return sum(key in spec.sections for key in keys), sum(nearest(key, spec.sections) is not None for key in keys[:100])
 
 
 def validate(files: Iterable[str | Path]) -> int:
@@ -85,25 +88,26 @@ def validate(files: Iterable[str | Path]) -> int:
             notes = list(config.notes())
         except UserError as error:
             code = 2
-            print("\n".join(error.lines) if isinstance(error, ConfigErrors) else error)
+            print("\n".join(error.lines) if isinstance(error, ConfigErrors) else one_line(error))
         else:
-            print(f"{file}: ok: {_summary(config)}")
+            name = short(file, 300)
+            print(f"{name}: ok: {_summary(config)}")
             for note in notes:
-                print(f"{file}: note: {note}")
+                print(f"{name}: note: {short(note, 1000)}")
     return code
 
 
 def _summary(config: Any) -> str:
     summary, search = TRAININGS[config.task].summary, config.search_settings
     if search.space:
-        summary += f"; {search.n_trials} trials over {', '.join(search.space)}{'' if config.searches else ' (not turned on)'}"
+        names, state = short(", ".join(search.space), 500), "" if config.searches else " (not turned on)"
+        summary += f"; {search.n_trials} trials over {names}{state}"
     return summary
 
 
 def check_files(path: str | Path, config: Training) -> None:
     """Check what the file refers to, such as data on the disk. Raises ConfigErrors with the lines that refer to it."""
-    from tokensieve.config.document import ConfigErrors, Document
-    from tokensieve.config.search_space import key_path
+    from tokensieve.config.document import ConfigErrors, Document, key_path
 
     problems = list(config.check_files())
     if problems:

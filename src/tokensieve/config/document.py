@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import yaml
+from tokensieve import files
+from tokensieve.config import yaml_tree
+from tokensieve.config.yaml_tree import KeyPath
+from tokensieve.errors import UserError, short
 
-from tokensieve.errors import UserError, one_line
-
-KeyPath = tuple[int | str, ...]
+MAX_ERRORS = 50  # errors of a file that are listed
+MAX_ERROR = 800  # letters of an error
+MAX_MESSAGE = 1000  # letters of the errors in a message of one line
 
 
 @dataclass(frozen=True, order=True)
@@ -27,19 +32,28 @@ class ConfigError:
 
 
 class ConfigErrors(UserError):
-    """All errors of a file. The message is one line; `lines` has one line for each error.
+    """All errors of a file. The message is one line with the first ones; `lines` has one line for each error.
 
     block: lines to paste into the file, if a section is missing; they end the message.
+    more: how many errors there are besides.
     """
 
-    def __init__(self, file: Path, errors: Iterable[ConfigError], block: str = "") -> None:
+    def __init__(self, file: Path, errors: Iterable[ConfigError], block: str = "", more: int = 0) -> None:
         self.file, self.errors, self.block = file, sorted(set(errors)), block
-        message = f"{file}: " + "; ".join(f"line {error.line}: {error}" for error in self.errors)
+        self.more = more + len(self.errors[MAX_ERRORS:])
+        shown = [f"line {error.line}: {error}" for error in self.errors[:MAX_ERRORS]]
+        fitting = max(1, sum(length <= MAX_MESSAGE for length in accumulate(map(len, shown))))
+        rest = len(shown) - fitting + self.more
+        message = f"{short(file, 300)}: {'; '.join(shown[:fitting])}"
+        message += f"; and {rest} more, which tokensieve validate lists" if rest > 0 else ""
         super().__init__(f"{message}\n\n{block}" if block else message)
 
     @property
     def lines(self) -> list[str]:
-        lines = [f"{self.file}:{error.line}: {error}" for error in self.errors]
+        name = short(self.file, 300)
+        lines = [f"{name}:{error.line}: {error}" for error in self.errors[:MAX_ERRORS]]
+        if self.more:
+            lines.append(f"{name}: and {self.more:,} more errors")
         return [*lines, "", self.block] if self.block else lines
 
 
@@ -49,83 +63,100 @@ class Document:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+            text = files.read_text(path, yaml_tree.MAX_BYTES)
+        except UserError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
             raise UserError(
-                f"no file {str(path)!r}; give the path of a YAML file, such as configs/embedded_clip.yaml"
+                f"no file {short(path, 300)!r}; give the path of a YAML file, such as configs/embedded_clip.yaml"
             ) from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from None
-        loader = yaml.SafeLoader(text)
         try:
-            self.node = loader.get_single_node()
-            self.duplicates = [] if self.node is None else list(_duplicate_keys(self.node, (), set()))
-            data = None if self.node is None else loader.construct_document(self.node)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            reason = one_line(getattr(error, "problem", None) or error)
-            problem = ConfigError(1 if mark is None else mark.line + 1, "", f"not valid YAML ({reason})")
-            raise ConfigErrors(path, [problem]) from None
-        finally:
-            loader.dispose()
-        if not isinstance(data, dict):
-            found = "nothing" if data is None else type(data).__name__
+            tree = yaml_tree.read(text)
+        except yaml_tree.TextError as error:
+            raise ConfigErrors(path, [ConfigError(error.line, "", str(error))]) from None
+        if not isinstance(tree.value, dict):
+            found = "nothing" if tree.value is None else type(tree.value).__name__
             raise ConfigErrors(path, [ConfigError(1, "", f"expected keys and values, such as 'task: clip', but found {found}")])
-        self.data: dict[str, Any] = data
+        self.data: dict[str, Any] = tree.value
+        self.lines = tree.lines
         self.overridden: set[KeyPath] = set()
+        self.unread = tree.unread
+        self.problems = tree.problems
 
-    def override(self, path: KeyPath, value: Any) -> None:
+    def override(self, path: KeyPath, text: str) -> None:
         """Sets a key to a value of the command line; sections that the file does not have are made."""
+        try:
+            tree = yaml_tree.read_value(text)
+        except yaml_tree.TextError as error:
+            raise UserError(f"{_dotted(path)} (command line): {error}") from None
         section: Any = self.data
         for step in path[:-1]:
-            inner = section.get(step) if isinstance(section, dict) else None
-            if inner is None and isinstance(section, dict):
-                inner = section[step] = {}
-            elif isinstance(section, list) and isinstance(step, int) and step < len(section):
-                inner = section[step]
-            section = inner
-        last: Any = path[-1]
-        if not isinstance(section, dict) and not (isinstance(section, list) and last in range(len(section))):
-            raise UserError(f"{'.'.join(map(str, path))}: {self.path} has no such key")
-        section[last] = value
+            if isinstance(section, dict) and section.get(str(step)) is None:
+                section[str(step)] = {}
+            section = child(section, step)
+        last = path[-1]
+        if isinstance(section, dict):
+            section[str(last)] = tree.value
+        elif isinstance(section, list) and isinstance(last, int) and last < len(section):
+            section[last] = tree.value
+        else:
+            raise UserError(f"{_dotted(path)}: {short(self.path, 300)} has no such key")
         self.overridden.add(path)
+        self.problems = [problem for problem in self.problems if not is_below(problem[0], path)]
+        self.problems += [((*path, *below), self.line(path), message) for below, _, message in tree.problems]
+        self.unread = {one for one in self.unread if not is_below(one, path)} | {(*path, *below) for below in tree.unread}
+
+    def has(self, path: KeyPath) -> bool:
+        """Whether a key is in the file or on the command line."""
+        section: Any = self.data
+        for step in path:
+            section = child(section, step, MISSING)
+        return section is not MISSING
 
     def line(self, path: Sequence[int | str]) -> int:
         """The line of a key, or of the nearest one above it that the file has."""
-        node, line = self.node, 1
-        for step in path:
-            if isinstance(node, yaml.MappingNode):
-                matches = [(key, value) for key, value in node.value if key.value == str(step)]
-                if not matches:
-                    break
-                key, node = matches[-1]
-                line = key.start_mark.line + 1
-            elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-                node = node.value[step]
-                line = node.start_mark.line + 1
-            else:
-                break
-        return line
+        known = (self.lines.get(tuple(path[:length])) for length in range(len(path), 0, -1))
+        return next((line for line in known if line is not None), 1)
 
-    def error(self, path: Sequence[int | str], message: str) -> ConfigError:
-        source = " (command line)" if tuple(path) in self.overridden else ""
-        return ConfigError(self.line(path), ".".join(map(str, path)) + source, message)
+    def errors(self) -> list[ConfigError]:
+        """What is wrong in the file whatever its keys mean."""
+        return [ConfigError(line, self._name(path), short(message, MAX_ERROR)) for path, line, message in self.problems]
+
+    def error(self, path: KeyPath, message: str) -> ConfigError:
+        """An error in the value of a key."""
+        default = "" if self.has(path) else " (this is the default: the file has no such key)"
+        return ConfigError(self.line(path), self._name(path), short(message, MAX_ERROR) + default)
+
+    def missing(self, path: KeyPath, message: str) -> ConfigError:
+        """An error for a key that has to be in the file."""
+        return ConfigError(self.line(path), self._name(path), short(message, MAX_ERROR))
+
+    def _name(self, path: KeyPath) -> str:
+        given = any(is_below(path, one) or (path and path not in self.lines and is_below(one, path)) for one in self.overridden)
+        return _dotted(path) + (" (command line)" if given else "")
 
 
-def _duplicate_keys(node: yaml.Node, above: KeyPath, seen: set[int]) -> Iterator[ConfigError]:
-    """Errors for keys that a section has twice: YAML silently takes the last one."""
-    if id(node) in seen:  # an alias
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield from _duplicate_keys(item, (*above, index), seen)
-    elif isinstance(node, yaml.MappingNode):
-        first: dict[str, int] = {}
-        for key, value in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in first and key.tag != "tag:yaml.org,2002:merge":
-                path = ".".join(map(str, (*above, name)))
-                yield ConfigError(line, path, f"given twice, first in line {first[name]}; remove one of them")
-            first.setdefault(name, line)
-            yield from _duplicate_keys(value, (*above, name), seen)
+MISSING = object()
+
+
+def key_path(key: str) -> KeyPath:
+    """The keys of a dotted path: "phases.0.steps" is ("phases", 0, "steps")."""
+    return tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in key.split("."))
+
+
+def child(section: Any, step: int | str, default: Any = None) -> Any:
+    """A value of a section or a list; the default where there is none."""
+    if isinstance(section, dict):
+        return section.get(str(step), default)
+    if isinstance(section, list) and isinstance(step, int) and 0 <= step < len(section):
+        return section[step]
+    return default
+
+
+def is_below(path: KeyPath, above: KeyPath) -> bool:
+    """Whether a path is the other one, or below it."""
+    return path[: len(above)] == above
+
+
+def _dotted(path: Sequence[int | str]) -> str:
+    return short(".".join(map(str, path)), 200)

@@ -9,60 +9,105 @@ from __future__ import annotations
 import copy
 import re
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from tokensieve.config.document import ConfigError, ConfigErrors, Document
-from tokensieve.errors import UserError, did_you_mean, nearest, one_line
+from tokensieve.config.document import ConfigError, ConfigErrors, Document, child, is_below, key_path
+from tokensieve.config.section import Problems
+from tokensieve.config.yaml_tree import KeyPath
+from tokensieve.errors import UserError, did_you_mean, nearest, one_line, short
+
+MAX_EXPLAINED = 200  # errors of pydantic that are explained; a broken list may have thousands
 
 
 def check_document(document: Document, schema: type[BaseModel], known: Iterable[ConfigError] = ()) -> Any:
     """The values of a file as an instance of its schema. Raises ConfigErrors with its errors and the known ones."""
-    errors = list(known)
+    errors = [*document.errors(), *known]
     try:
         made = schema.model_validate(document.data)
     except ValidationError as error:
-        errors += [error for one in error.errors() for error in _explain(one, document, schema)]
-        errors += _errors_hidden_by_others(error.errors(), document, schema)
-        blocks = [_block(one["loc"], schema) for one in error.errors() if one["type"] == "missing"]
-        raise ConfigErrors(document.path, errors, "\n".join(filter(None, blocks))) from None
+        found = error.errors()
+        told = [one for one in found if not _follows_from_others(one, found)]
+        problems = [problem for one in told[:MAX_EXPLAINED] for problem in _explain(one, document, schema)]
+        if len(found) <= MAX_EXPLAINED:
+            problems += _problems_hidden_by_others(found, document, schema)
+        problems = [one for one in problems if not any(is_below(one.path, path) for path in document.unread)]
+        errors += [problem.as_error(document) for problem in problems]
+        blocks = [_block(one["loc"], schema) for one in told if one["type"] == "missing"]
+        raise ConfigErrors(document.path, errors, "\n".join(filter(None, blocks)), more=len(told[MAX_EXPLAINED:])) from None
     if errors:
         raise ConfigErrors(document.path, errors)
     return made
 
 
-def _errors_hidden_by_others(errors: Sequence[Any], document: Document, schema: type[BaseModel]) -> list[ConfigError]:
-    """Errors that only show once others are fixed: pydantic runs the checks of a section only when its keys are valid.
+def _follows_from_others(error: Any, errors: Sequence[Any]) -> bool:
+    """Whether an error is that a list is too short, only because its items are wrong."""
+    path = error["loc"]
+    return error["type"] == "too_short" and any(is_below(one["loc"], path) for one in errors if one["loc"] != path)
 
-    Unknown keys are taken for the nearest ones, and invalid values are left out. Errors that mention a key that was left out
-    are dropped: their cause is the omission.
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong at a key, with the names of the file."""
+
+    path: KeyPath
+    message: str
+    is_missing: bool = False
+
+    def as_error(self, document: Document) -> ConfigError:
+        return (document.missing if self.is_missing else document.error)(self.path, self.message)
+
+
+def _problems_hidden_by_others(errors: Sequence[Any], document: Document, schema: type[BaseModel]) -> list[Problem]:
+    """Problems that only show once others are fixed: pydantic runs the checks of a section only when its keys are valid.
+
+    Invalid values are left out. Unknown keys are taken for the nearest ones, unless their values are invalid there. Nothing is
+    reported that is only due to this: about a key that is not in the file, or with the name of one that was left out.
     """
-    fixed, left_out = copy.deepcopy(document.data), set[str]()
+    fixed, left_out, guesses = copy.deepcopy(document.data), set[str](), dict[KeyPath, KeyPath]()
     for error in errors:
-        *above, key = error["loc"] or ("",)
-        while isinstance(key, int):  # an item is not left out alone: the others would mean something else
-            *above, key = above
+        path = _as_written(error["loc"], document, schema)
+        while path and isinstance(path[-1], int):  # an item is not left out alone: the others would mean something else
+            path = path[:-1]
         section: Any = fixed
-        for step in above:
-            inner = (
-                section.get(step) if isinstance(section, dict) else section[int(step)] if isinstance(section, list) else None
-            )
-            section = {} if inner is None else inner
-        if not isinstance(section, dict) or key not in section or error["type"] == "missing":
+        for step in path[:-1]:
+            section = child(section, step)
+        if not path or not isinstance(section, dict) or path[-1] not in section:
             continue
-        value = section.pop(key)
+        value = section.pop(path[-1])
         if error["type"] != "extra_forbidden":
-            left_out.add(_words(str(key)))
-        elif (near := nearest(str(key), keys(annotation_at(schema, above)))) is not None:
-            section.setdefault(near, value)
+            left_out.add(_words(str(path[-1])))
+        elif (near := nearest(str(path[-1]), keys(annotation_at(schema, path[:-1])))) is not None and near not in section:
+            section[near] = value
+            guesses[(*path[:-1], near)] = path
     try:
         schema.model_validate(fixed)
     except ValidationError as error:
-        hidden = [error for one in error.errors() for error in _explain(one, document, schema)]
-        return [error for error in hidden if not any(key in _words(str(error)) for key in left_out)]
+        hidden = [one for one in error.errors()[:MAX_EXPLAINED] if not any(is_below(one["loc"], path) for path in guesses)]
+        problems = [problem for one in hidden for problem in _explain(one, document, schema, guesses)]
+        return [
+            problem
+            for problem in problems
+            if (problem.is_missing or document.has(problem.path))
+            and not any(key in _words(f"{'.'.join(map(str, problem.path))} {problem.message}") for key in left_out)
+        ]
     return []
+
+
+def _as_written(
+    path: Sequence[int | str], document: Document, schema: Any, guesses: Mapping[KeyPath, KeyPath] | None = None
+) -> KeyPath:
+    """A path with the names that the file gives to its keys. guesses: keys that the file may mean by unknown ones."""
+    written: KeyPath = ()
+    for depth, step in enumerate(path):
+        others = getattr(annotation_at(schema, path[:depth]), "other_names", {})
+        names = [step, *(name for name, own in others.items() if own == step)]
+        written = next(((*written, name) for name in names if document.has((*written, name))), (*written, step))
+        written = (guesses or {}).get(written, written)
+    return written
 
 
 def _block(path: Sequence[int | str], schema: Any) -> str:
@@ -75,44 +120,43 @@ def _words(text: str) -> str:
     return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower()))} "
 
 
-def _explain(error: Any, document: Document, schema: type[BaseModel]) -> Iterator[ConfigError]:
-    """The messages of one pydantic error: where, what was given, what is allowed. A validator may report several at once."""
+def _explain(
+    error: Any, document: Document, schema: type[BaseModel], guesses: Mapping[KeyPath, KeyPath] | None = None
+) -> Iterator[Problem]:
+    """The problems of one pydantic error: where, what was given, what is allowed. A validator may report several at once."""
     path, kind, value = error["loc"], error["type"], error["input"]
-    raised = error.get("ctx", {}).get("error")
+    written = _as_written(path, document, schema, guesses)
+    raised, given = error.get("ctx", {}).get("error"), short(repr(value), 60)
     message = one_line(raised) if isinstance(raised, UserError) else error["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        *above, key = path
-        allowed = keys(annotation_at(schema, above))
-        hint = did_you_mean(str(key), allowed) or _suggest_section(str(key), schema)
-        yield document.error(path, f"unknown key; allowed are {', '.join(allowed)}.{hint}")
+        allowed = keys(annotation_at(schema, path[:-1]))
+        hint = did_you_mean(str(path[-1]), allowed) or _suggest_section(str(path[-1]), schema)
+        yield Problem(written, f"unknown key; allowed are {', '.join(allowed)}.{hint}")
     elif kind == "missing":
         hint = "; paste the lines below and adapt them, or use --data embedded" if _block(path, schema) else ""
-        yield document.error(path, f"missing{hint}")
+        yield Problem(written, f"missing{hint}", is_missing=True)
     elif kind == "literal_error":
         options = [str(option) for option in get_args(_bare(annotation_at(schema, path)))]
-        yield document.error(path, f"{value!r} is not one of {', '.join(options)}.{did_you_mean(str(value), options)}")
+        yield Problem(written, f"{given} is not one of {', '.join(options)}.{did_you_mean(short(value), options)}")
     elif kind == "value_error" and isinstance(value, dict):  # of a section, which names its keys itself
         known = [*keys(annotation_at(schema, path)), *map(str, value)]
-        for single in _split_messages(message, known):
+        for single in raised.problems if isinstance(raised, Problems) else [message]:
             key, _, rest = single.partition(": ")
-            below = [int(k) if k.isdigit() else k for k in key.split(".")]
-            names_a_key = rest and " " not in key and str(below[0]) in known
-            yield document.error((*path, *below), rest) if names_a_key else document.error(path, single)
+            below = key_path(key)
+            if rest and str(below[0]) in known:
+                yield Problem(_as_written((*path, *below), document, schema, guesses), rest)
+            else:
+                yield Problem(written, single)
     else:
-        message = message[0].lower() + message[1:]
-        yield document.error(path, message if isinstance(value, dict) else f"{message} (got {value!r})")
+        message = _EXPECTED.get(kind, message[:1].lower() + message[1:])
+        message = message.replace("tuple", "list").replace(" after validation", "")
+        hint = "; write it in quotes" if kind == "string_type" and isinstance(value, (bool, int, float)) else ""
+        yield Problem(written, message if isinstance(value, dict) else f"{message} (got {given}){hint}")
 
 
-def _split_messages(text: str, known: Sequence[str]) -> list[str]:
-    """The single messages of one such as "lr: too low; steps: none": split where the next one names a key."""
-    messages: list[str] = []
-    for piece in text.split("; "):
-        key = piece.partition(": ")[0].partition(".")[0]
-        if not messages or key in known:
-            messages.append(piece)
-        else:
-            messages[-1] += f"; {piece}"
-    return messages
+_EXPECTED = dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "expected keys and values") | dict.fromkeys(
+    ("tuple_type", "list_type"), "expected a list"
+)
 
 
 def _suggest_section(key: str, schema: type[BaseModel]) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from tokensieve.config import explain
-from tokensieve.config.document import ConfigError, Document, KeyPath
+from tokensieve.config.document import ConfigError, Document, key_path
 from tokensieve.config.schema import Training
+from tokensieve.config.section import check_number
 from tokensieve.errors import did_you_mean
-
-
-def key_path(key: str) -> KeyPath:
-    """The keys of a dotted path: "phases.0.steps" is ("phases", 0, "steps")."""
-    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
 
 
 def number_type(schema: type[Training], key: str) -> type[int] | type[float] | None:
@@ -24,9 +23,17 @@ def number_type(schema: type[Training], key: str) -> type[int] | type[float] | N
 def is_search(document: Document) -> bool:
     """Whether a file turns a search on: either switch does."""
     manager, settings = (document.data.get(key) for key in ("manager_settings", "search_settings"))
-    return (isinstance(settings, dict) and settings.get("enable") is True) or (
+    return (isinstance(settings, dict) and _is_on(settings.get("enable"))) or (
         isinstance(manager, dict) and manager.get("mode") == "optuna"
     )
+
+
+def _is_on(switch: Any) -> bool:
+    """A switch as the schema reads it: 'yes' in quotes turns it on too."""
+    try:
+        return TypeAdapter(bool).validate_python(switch)
+    except ValidationError:
+        return False
 
 
 def fill_space(document: Document, schema: type[Training]) -> None:
@@ -45,20 +52,28 @@ def check_space(document: Document, schema: type[Training]) -> Iterator[ConfigEr
     fixed = ("manager_settings", "search_settings", schema.output_key, "task")
     free = [key for key in known if key.split(".")[0] not in fixed]
     if is_search(document) and not space:
-        yield document.error(("search_settings", "space"), nothing_to_search(schema))
+        yield document.missing(("search_settings", "space"), nothing_to_search(schema))
     for key, values in space.items() if isinstance(space, dict) else ():
         ends = [values.get(name) for name in ("low", "high", "step")] if isinstance(values, dict) else []
-        kind, problem = number_type(schema, str(key)), None
-        if str(key).split(".")[0] in fixed:
+        kind, problem = number_type(schema, key), None
+        if key.split(".")[0] in fixed:
             problem = "is the same for all trials and cannot be searched"
-        elif explain.annotation_at(schema, key_path(str(key))) is None:
-            problem = f"no key of this file; write the whole path, such as {free[-1]}.{_near_path(str(key), free)}"
+        elif explain.annotation_at(schema, key_path(key)) is None:
+            problem = f"no key of this file; write the whole path, such as {free[-1]}.{_near_path(key, free)}"
         elif any(end is not None for end in ends) and kind is None:
             problem = "is not a number, so it has no range; give {choices: [...]}"
-        elif kind is int and any(isinstance(end, float) and end != int(end) for end in ends):
+        elif kind is int and not all(_is_whole(end) for end in ends):
             problem = "is a whole number; give whole numbers for low, high and step"
         if problem is not None:
-            yield document.error(("search_settings", "space", str(key)), problem)
+            yield document.error(("search_settings", "space", key), problem)
+
+
+def _is_whole(end: Any) -> bool:
+    """Whether an end of a range is a whole number; what is no number at all is an error of its own."""
+    try:
+        return end is None or float(check_number(end)).is_integer()
+    except ValueError:
+        return True
 
 
 def nothing_to_search(schema: type[Training]) -> str:

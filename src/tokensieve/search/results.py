@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokensieve.config import yaml_tree
 from tokensieve.config.search import Search
+from tokensieve.errors import printable
 from tokensieve.files import write_text
 from tokensieve.search import space
 from tokensieve.search.study import distinct_trials, first_number
@@ -29,8 +31,8 @@ def write(study: optuna.Study, data: Mapping[str, Any], settings: Search, output
     for rank, trial in enumerate(best, 1):
         name = "best" if len(settings.objectives) == 1 else f"best_{rank}"
         made = space.with_values(data, chosen(trial, settings), (output_key, folder / name))
-        head = f"# Trial {first_number(trial)} of the study {study.study_name}: {reached(trial, settings)}\n"
-        write_text(folder / f"{name}.yaml", head + space.yaml_text(made))
+        head = f"# Trial {first_number(trial)} of the study {printable(study.study_name)}: {reached(trial, settings)}\n"
+        write_text(folder / f"{name}.yaml", head + yaml_tree.write(made))
     from tokensieve.search import pictures
 
     pictures.draw(study, settings, folder)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.config import search_space
+from tokensieve.config.document import key_path
 from tokensieve.config.search import Dimension, Objective
 from tokensieve.errors import UserError, did_you_mean
 
@@ -53,7 +53,7 @@ def with_values(data: Mapping[str, Any], values: Mapping[str, Any], output: tupl
     """The file with other values for some keys, another output (its key and the folder), and its search turned off."""
     trial_data = copy.deepcopy(dict(data))
     for key, value in values.items():
-        *above, last = search_space.key_path(key)
+        *above, last = key_path(key)
         inner: Any = trial_data
         for step in above:
             if isinstance(inner, dict) and not isinstance(step, int) and inner.get(step) is None:
@@ -108,9 +108,3 @@ def objective_values(folder: Path, objectives: Sequence[Objective]) -> list[floa
             raise ValueError(f"{objective.name} is not finite")
         values.append(float(value))
     return values
-
-
-def yaml_text(value: Any) -> str:
-    import yaml
-
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)

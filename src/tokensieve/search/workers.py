@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokensieve import config, files
-from tokensieve.config import document, search_space
+from tokensieve.config import document, search_space, yaml_tree
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Manager
 from tokensieve.errors import UserError
 from tokensieve.plugins import plugin_files
-from tokensieve.search.space import objective_values, short, short_names, suggest, with_values, yaml_text
+from tokensieve.search.space import objective_values, short, short_names, suggest, with_values
 from tokensieve.search.study import (
     HEARTBEAT,
     INVALID,
@@ -132,7 +132,7 @@ class Searching:
         study = {"storage": manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}", "study_name": name}
         settings = self.data | {"manager_settings": self.data.get("manager_settings", {}) | study}
         self.snapshot = folder / "search.yaml"  # the workers read this copy: the file may change
-        files.write_text(self.snapshot, yaml_text(settings))
+        files.write_text(self.snapshot, yaml_tree.write(settings))
 
     def print(self, text: str) -> None:
         """A line above the progress bar."""
@@ -193,7 +193,7 @@ class Searching:
                 }
             folder.mkdir(parents=True, exist_ok=True)
             files.write_text(
-                folder / "config.yaml", yaml_text(with_values(self.data, values, (self.schema.output_key, folder)))
+                folder / "config.yaml", yaml_tree.write(with_values(self.data, values, (self.schema.output_key, folder)))
             )
             try:
                 config.check_files(folder / "config.yaml", config.load(folder / "config.yaml"))
