@@ -321,6 +321,8 @@ def test_a_range_without_ends_is_told(tmp_path, key, values):
     found = told(tmp_path, GOOD + f"search_settings: {{space: {{{key}: {values}}}}}\n")
     assert found and all(one.startswith(f"10: search_settings.space.{key}") for one in found)
     assert told(tmp_path, GOOD + "search_settings: {space: {optimizer.warmup: {low: '0.5', high: 2}}}")  # text, but not whole
+    (found,) = told(tmp_path, GOOD + "search_settings: {space: {optimizer.lr: {low: 0, high: 1, step: 1e-300}}}")
+    assert found.startswith("10: search_settings.space.optimizer.lr.step: 1e-300 makes more than 1e+09 values")
 
 
 def test_an_alias_bomb_is_refused_at_once(tmp_path):

@@ -324,7 +324,7 @@ def _try_overrides(rng: random.Random, folder: Path) -> None:
 
 
 ATTACKS = (
-    Attack("config_texts", "damaged texts of configuration files", _try_text, short=60, seconds=10),
-    Attack("config_values", "configuration files with hostile values and structures", _try_tree, short=60, seconds=10),
-    Attack("config_overrides", "hostile values on the command line", _try_overrides, short=60, seconds=10),
+    Attack("config_texts", "damaged texts of configuration files", _try_text, short=250, seconds=10),
+    Attack("config_values", "configuration files with hostile values and structures", _try_tree, short=150, seconds=10),
+    Attack("config_overrides", "hostile values on the command line", _try_overrides, short=200, seconds=10),
 )

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from tokensieve.config.section import Batch, FreeValue, Index, Number, Positive, Problems, Section, Text, Threads
 
+MAX_VALUES = 1e9  # of a range with a step
+
 
 class Dimension(Section):
     """The values that a search tries for one key: numbers from low to high, or one of the choices."""
@@ -32,6 +34,8 @@ class Dimension(Section):
             raise ValueError(f"low: {self.low} is above high: {self.high}")
         if self.step is not None and (self.log or self.step <= 0):
             raise ValueError("step: must be above 0" if self.step <= 0 else "step: cannot be combined with log: true")
+        if self.step is not None and (self.high - self.low) / self.step > MAX_VALUES:
+            raise ValueError(f"step: {self.step} makes more than {MAX_VALUES:g} values between low and high")
         if self.log and self.low <= 0:
             raise ValueError(f"low: {self.low} must be above 0 with log: true")
         return self
