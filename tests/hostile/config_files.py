@@ -273,7 +273,8 @@ def _check_lines(errors: ConfigErrors, text: str) -> None:
         elsewhere = elsewhere or error.message.startswith(("missing", "names nothing to search"))
         name, line = key.rpartition(".")[2], [*file_lines, ""][error.line - 1]
         if key and not elsewhere and not name.isdigit() and not key.endswith("...") and line.isprintable() and "\\" not in line:
-            inside = "key" in error.message or "&" in line or "<<" in line  # the line of what is in a section, or in an anchor
+            words = ("key", "tag", "<<")  # of what is wrong inside a section; an anchor stands in a line of its own
+            inside = any(word in error.message for word in words) or "&" in line or "<<" in line
             assert name in (text if inside else line), f"{error}: the line is {line[:100]!r}"
 
 
