@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import errno
+import filecmp
+import hashlib
 import json
 import os
+import re
 import socket
 import stat
+import string
 import sys
 import tempfile
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +23,10 @@ from tokensieve.errors import UserError, did_you_mean, one_line, short
 from tokensieve.provenance import to_json_value
 
 MAX_TEXT = 1 << 26  # bytes of a text file that is read whole
+MAX_NAME = 240  # bytes of a file name from a template; most file systems allow 255, and the key of a run may follow
+MAX_SUFFIX = 20  # bytes of the end of a file name that are kept if it is cut
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # how a cell begins that spreadsheets run
+DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/([0-9]{1,9})")
 
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT) -> bytes:
@@ -67,15 +78,47 @@ def slug(plan: str) -> str:
 
 
 def format_template(template: str, flag: str, **names: str) -> str:
-    """Fills in a template of file names; an unknown name in braces is an error that lists the allowed ones."""
+    """Fills in a template. Only `{name}` with one of these names is allowed, without a format; `{{` and `}}` are braces."""
     try:
-        return template.format(**names)
-    except KeyError as error:
-        name = str(error.args[0])
-        allowed = " ".join("{" + known + "}" for known in names)
-        raise UserError(f"{flag} has {{{name}}}; allowed are {allowed}.{did_you_mean(name, names)}") from error
-    except (ValueError, IndexError, AttributeError) as error:
-        raise UserError(f"{flag} {template!r} is not a template: {error}. Write {{{{ and }}}} for braces.") from error
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        said = f"{flag} {short(template, 100)!r} is not a template: {error}. Write {{{{ and }}}} for braces."
+        raise UserError(said) from error
+    filled = ""
+    for text, name, form, conversion in parts:
+        filled += text
+        if name in names and not form and not conversion:
+            filled += names[name]
+        elif name is not None:
+            allowed = " ".join("{" + known + "}" for known in names)
+            if name.isidentifier() and not form and not conversion:
+                raise UserError(f"{flag} has {{{short(name)}}}; allowed are {allowed}.{did_you_mean(name, names)}")
+            raise UserError(f"{flag} {short(template, 100)!r} is not a template: allowed are {allowed}, as they stand here.")
+    return filled
+
+
+def output_path(template: str, flag: str, **names: str) -> Path:
+    """The file that a template names. A part that is longer than file systems allow is cut, and ends in a hash of all of it."""
+    filled = format_template(template, flag, **names)
+    check_name(filled, flag)
+    return Path(*map(_fit_name, Path(filled).parts))
+
+
+def check_name(path: str | Path, flag: str = "--output") -> None:
+    """Raises a UserError if a file name has control characters, line ends, or characters that cannot be written."""
+    bad = next((letter for letter in str(path) if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")), None)
+    if bad is not None:
+        raise UserError(f"cannot write {short(path, 200)!r}: its name has the character {bad!a}. Give another {flag}.")
+
+
+def _fit_name(name: str) -> str:
+    if len(name.encode()) <= MAX_NAME:
+        return name
+    stem, suffix = os.path.splitext(name)
+    if len(suffix.encode()) > MAX_SUFFIX:
+        stem, suffix = name, ""
+    end = f"-{hashlib.sha256(name.encode()).hexdigest()[:12]}{suffix}"
+    return stem.encode()[: MAX_NAME - len(end.encode())].decode(errors="ignore") + end
 
 
 def read_lines(path: str, flag: str, what: str = "name") -> list[str]:
@@ -86,67 +129,207 @@ def read_lines(path: str, flag: str, what: str = "name") -> list[str]:
         raise UserError(f"{flag} is a text file with one {what} a line: {error}.") from error
 
 
+def is_stream(path: Path) -> bool:
+    """Whether it is a device, a pipe or a descriptor of this process: written to as it is, never moved or replaced."""
+    if DESCRIPTOR.fullmatch(str(path)):
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def check_writable(path: Path, flag: str = "--output") -> None:
     """Raises a UserError if a file cannot be written there. Creates nothing."""
+    check_name(path, flag)
+    name = short(path, 200)
     try:
         if path.is_dir():
-            raise UserError(f"cannot write {path}: it is a folder. Give a file name in {flag}.")
-        nearest = next(folder for folder in path.resolve().parents if folder.exists())
+            raise UserError(f"cannot write {name}: it is a folder. Give a file name in {flag}.")
+        if is_stream(path):
+            _check_stream(path)
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        _follow(path)
+        nearest = next(folder for folder in Path(os.path.realpath(path)).parents if folder.exists())
         with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}. Give another {flag}.") from error
+        raise UserError(f"cannot write {name}: {error.strerror}. Give another {flag}.") from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: to a temporary file beside it, which is then renamed."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """`write_text` for bytes."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".tmp")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}.") from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except OSError as error:
-        os.unlink(temporary)
-        raise UserError(f"cannot write {path}: {error.strerror}.") from error
-    except BaseException:
-        os.unlink(temporary)
-        raise
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`write_text` for a JSON value; numbers that are not finite become null."""
-    write_text(path, json.dumps(to_json_value(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file; if there is one with other content, that is backed up first."""
-    if path.exists() and path.read_bytes() != content:
-        back_up(path)
+    """`write_bytes` for a text."""
+    with _named_errors(path):
+        content = text.encode()
     write_bytes(path, content)
 
 
-def back_up(path: Path) -> Path:
-    """Renames a file to NAME.1, NAME.2, ... and prints the new name."""
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all: to a temporary file beside it, which then takes its place.
+
+    A link stays and its target is written. A device or a pipe is written to as it is.
+    """
+    with _named_errors(path):
+        if is_stream(path):
+            _write_stream(path, content)
+            return
+        target = _follow(path)
+        with _temporary_file(target, content) as temporary:
+            os.replace(temporary, target)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_bytes` for a JSON value."""
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """The value as a JSON file: numbers that are not finite become null, halves of letters a question mark."""
+    text = json.dumps(to_json_value(value), indent=1, allow_nan=False, ensure_ascii=False)
+    return f"{text}\n".encode(errors="replace")
+
+
+def csv_cell(value: Any) -> Any:
+    """A value for a CSV file. A text that a spreadsheet would run as a formula gets an apostrophe; numbers stay as they are."""
+    if not isinstance(value, str) or not value.startswith(FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def create_file(path: Path, content: bytes) -> bool:
+    """Writes a file whole, if there is none of that name; whether there was none. Of several writers at once, one succeeds."""
+    with _named_errors(path):
+        target = _follow(path)
+        with _temporary_file(target, content) as temporary:
+            return _place(temporary, target)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """`write_bytes`, but a file with other content is kept as NAME.1, NAME.2, ..., and its new name is printed."""
+    with _named_errors(path):
+        if is_stream(path):
+            _write_stream(path, content)
+            return
+        target = _follow(path)
+        with _temporary_file(target, content) as temporary:
+            while not _place(temporary, target):
+                if _is_same(temporary, target):
+                    return
+                aside = _move_aside(target)
+                if aside is not None:
+                    print(f"tokensieve: {short(path, 200)} had other content; kept as {short(aside, 200)}", file=sys.stderr)
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Errors of the system as errors that name the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot write {short(path, 200)}: {error.strerror}.") from error
+    except ValueError as error:  # NUL in the name, or halves of letters
+        raise UserError(f"cannot write {short(path, 200)}: {one_line(error, 100)}.") from error
+
+
+@contextmanager
+def _temporary_file(path: Path, content: bytes) -> Iterator[Path]:
+    """A new file beside `path` with this content, for taking its place; it is removed if it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.urandom(8).hex()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _follow(path: Path) -> Path:
+    """Where a link leads, there or not; the path itself if it is none."""
+    if path.is_symlink():
+        with suppress(FileNotFoundError):
+            os.stat(path)  # links in a circle are an error
+        return Path(os.path.realpath(path))
+    return path
+
+
+def _place(temporary: Path, path: Path) -> bool:
+    """Gives a file its name, if there is none of that name; whether there was none."""
+    try:
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        return _rename(temporary, path)
+
+
+def _rename(old: Path, new: Path) -> bool:
+    """Renames a file, if there is none of the new name; whether there was none."""
+    try:
+        new.open("xb").close()
+    except FileExistsError:
+        return False
+    try:
+        os.replace(old, new)
+    except OSError:
+        new.unlink()
+        raise
+    return True
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except OSError:  # it is gone, or cannot be read
+        return False
+
+
+def _move_aside(path: Path) -> Path | None:
+    """Renames a file to the first free one of NAME.1, NAME.2, ...; None if another process has moved it."""
     number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    os.rename(path, aside)
-    print(f"tokensieve: {path} had other content; kept as {aside}", file=sys.stderr)
+    try:
+        while not _rename(path, aside := path.with_name(f"{path.name}.{number}")):
+            number += 1
+    except FileNotFoundError:
+        return None
     return aside
+
+
+def _write_stream(path: Path, content: bytes) -> None:
+    """Writes to a device, a pipe or a descriptor. A pipe without a reader is an error."""
+    _check_stream(path)
+    if found := DESCRIPTOR.fullmatch(str(path)):
+        sys.stdout.flush()  # what was printed comes first
+        descriptor = os.dup({"stdout": 1, "stderr": 2}.get(found[1]) or int(found[2]))
+    else:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            raise UserError(f"cannot write {short(path, 200)}: no process reads this pipe.") from None
+        if hasattr(os, "O_NONBLOCK"):
+            os.set_blocking(descriptor, True)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+
+
+def _check_stream(path: Path) -> None:
+    mode = os.stat(path).st_mode
+    if not (DESCRIPTOR.fullmatch(str(path)) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+        raise UserError(f"cannot write {short(path, 200)}: it is neither a file, a pipe nor a character device.")
 
 
 class FolderLock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.support import hf_models
+from tokensieve import embedded
 from tokensieve.cli import main
 from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
 
@@ -117,3 +120,62 @@ def test_bench_of_a_model_type_that_has_its_own(capsys: pytest.CaptureFixture[st
     finally:
         MODEL_TYPES.remove("toy")
     assert capsys.readouterr().out == "linear is measured by its own type\n"
+
+
+# ------------------------------------------------------------------------------------------------------ files that are written
+
+WRITERS = (
+    ["eval", "--dataset", "embedded", "--plan", "grid:60", *FEW],
+    ["build", "one.json"],
+    ["report", "one.json", "--images", "0"],
+    ["show", "embedded:3", "--plan", "grid:60"],
+    ["bench", "--model", embedded.MODEL, "--plan", "grid:60", "--repeats", "1", "--batch_size", "1", "--quiet"],
+    ["families"],
+)
+
+
+@pytest.fixture(params=WRITERS, ids=lambda words: words[0])
+def words(request: pytest.FixtureRequest, here: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command that writes a file, without its --output."""
+    monkeypatch.setattr("tokensieve.measuring.families.table", list)  # it takes a while
+    result = {"dataset": "d", "model": "m", "pretrained": "p", "metrics": {"acc1": 0.5}}
+    (here / "one.json").write_text(json.dumps(result))
+    return request.param
+
+
+def test_what_is_no_file_is_written_to_and_stays(words: list[str], here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for device in ("null", "full"):  # links, so that nothing worse than a link can be lost
+        (here / f"{device}.png").symlink_to(f"/dev/{device}")
+    os.mkfifo(here / "pipe.png")
+    before = sorted(os.listdir(here))
+    assert main([*words, "--output", "null.png"]) == 0
+    for name, says in (("full.png", "No space left on device"), ("pipe.png", "no process reads this pipe")):
+        assert main([*words, "--output", name]) == 2
+        assert f"tokensieve: error: cannot write {name}: {says}." in capfd.readouterr().err
+    assert sorted(os.listdir(here)) == before and (here / "null.png").is_symlink() and (here / "pipe.png").is_fifo()
+    if words[0] in ("build", "report"):  # nothing else is on the standard output then
+        assert main([*words, "--output", "/dev/stdout"]) == 0
+        printed = capfd.readouterr().out
+        assert printed.startswith("dataset,model," if words[0] == "build" else "<!DOCTYPE html>")
+        assert "/dev/stdout" not in printed
+
+
+def test_on_a_full_disk_the_old_file_stays(words: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "old.png").write_text("old")
+    before = sorted(os.listdir(here))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limit[1]))
+    try:
+        assert main([*words, "--output", "old.png"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert "tokensieve: error: cannot write old" in (said := capsys.readouterr().err) and "File too large" in said
+    assert sorted(os.listdir(here)) == before and (here / "old.png").read_text() == "old"
+
+
+@pytest.mark.parametrize("template", ["{plan:>99999999999}.png", "{plan!r}.png", "{plan.__class__}.png", "{0}.png", "a\nb.png"])
+def test_templates_hold_plain_names_only(template: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (WRITERS[0], WRITERS[3]):
+        assert main([*words, "--output", template]) == 2
+        assert "is not a template" in (said := capsys.readouterr().err) or "its name has the character '\\n'" in said
+    assert not os.listdir(here)

@@ -115,7 +115,8 @@ def test_a_declared_flag_is_part_of_the_result_and_of_its_key(evaluate: Run) -> 
     assert "skipped" not in evaluate(*flags).err and "skipped" in evaluate(*flags).err
     first = json.loads(Path("one.json").read_text())["run"]
     assert "skipped" not in evaluate(*flags, "--toy_threshold", "0.25").err
-    second = json.loads(Path("one.json").read_text())["run"]
+    (other,) = Path().glob("one_*.json")
+    second = json.loads(other.read_text())["run"]
     assert (first["toy_threshold"], second["toy_threshold"]) == (0.5, 0.25) and first["key"] != second["key"]
 
 
@@ -136,7 +137,8 @@ def test_the_source_of_a_plugin_is_part_of_the_key(evaluate: Run) -> None:
         sys.modules.pop("tokensieve_plugin_toy_tokens")
         Path(FILE).write_text(f"{toy_plugin.SOURCE}\n# another version\n")
         assert "skipped" not in evaluate(*flags).err
-    assert json.loads(Path("one.json").read_text())["run"]["key"] != key
+    (other,) = Path().glob("one_*.json")
+    assert json.loads(other.read_text())["run"]["key"] != key
 
 
 @pytest.mark.parametrize(

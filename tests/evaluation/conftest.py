@@ -22,7 +22,8 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
 ) -> Run:
-    """run(*flags) -> .code .out .err .results (by file name); the tiny model on the colour shards unless flags say else."""
+    """run(*flags) -> .code .out .err, .results that it wrote (by file name) and all .files; the tiny model on the colour shards
+    unless flags say else."""
     monkeypatch.chdir(tmp_path)
 
     def go(*flags: object, quiet: bool = True, expect: int = 0) -> SimpleNamespace:
@@ -39,6 +40,7 @@ def run(
             defaults.pop("--model")
             defaults.pop("--pretrained")
         rest = [word for flag, value in defaults.items() if flag not in given for word in (flag, value)]
+        before = set(tmp_path.rglob("*.json"))
         code = main(["eval", *given, *rest, *(["--quiet"] if quiet else [])])
         said = capsys.readouterr()
         assert code == expect, said.err
@@ -46,7 +48,7 @@ def run(
         read = {
             name: json.loads(path.read_text())
             for name, path in files.items()
-            if path.name.startswith("colours") and path.suffix == ".json"
+            if path.name.startswith("colours") and path.suffix == ".json" and path not in before
         }
         return SimpleNamespace(code=code, out=said.out, err=said.err, files=list(files), results=read)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +72,9 @@ def test_skip_existing_skips_only_the_same_run(run: Run, shards: Path, tmp_path:
     for flags in (["--plan", "random:7"], ["--limit", 9], ["--seed", 1], ["--amp"], ["--batch_size", 4]):
         changed = run(*flags, "--skip_existing")
         assert "skipped" not in changed.err, flags
-    assert (tmp_path / f"{NAME}.json.5").exists()
+    assert len(list(tmp_path.glob(f"{NAME}_????????.json"))) == 5  # and each is found under its own name
+    done = run("--limit", 9, "--skip_existing")
+    assert "skipped" in done.err and not done.results
 
 
 def test_skip_existing_sees_changed_weights_and_data(
@@ -100,13 +103,35 @@ def test_part_of_a_run_can_be_skipped(run: Run) -> None:
     assert done.err.count("skipped") == 1
 
 
-def test_another_run_is_moved_aside(run: Run, tmp_path: Path) -> None:
+def test_every_run_gets_a_file_of_its_own(run: Run, tmp_path: Path) -> None:
     (tmp_path / "colours.json").write_text('"a file of mine"')
-    done = run("--output", "colours.json")
-    assert (tmp_path / "colours.json.1").read_text() == '"a file of mine"'
-    assert "colours.json.1" in done.err
-    run("--output", "colours.json")
-    assert not (tmp_path / "colours.json.2").exists()
+    times = []
+    for end in ("", "-2", "-3"):
+        done = run("--output", "colours.json", quiet=False)
+        ((name, row),) = done.results.items()
+        assert name == f"colours_{row['run']['key'][:8]}{end}.json"
+        assert f"colours.json is taken; this result is in {name}" in done.err and f"result: {name}" in done.out
+        times.append(row["run"]["time"])
+    assert times == sorted(times) and all(time.endswith("+00:00") for time in times)
+    assert (tmp_path / "colours.json").read_text() == '"a file of mine"'
+
+
+def test_several_plans_are_written_to_one_device(run: Run, tmp_path: Path) -> None:
+    assert not run("--plan", "random:6", "--compare", "none", "--output", "/dev/null").files
+    with open(tmp_path / "both", "wb") as file:
+        run("--plan", "random:6", "--compare", "none", "--output", f"/dev/fd/{file.fileno()}")
+    decoder, text, plans = json.JSONDecoder(), (tmp_path / "both").read_text(), []
+    while text:
+        row, end = decoder.raw_decode(text)
+        plans.append(row["reduction"]["plan"])
+        text = text[end:].lstrip()
+    assert plans == ["random:6", "none"]
+
+
+def test_a_long_plan_has_a_short_name(run: Run) -> None:
+    plan = " + ".join(["random:6"] * 60)
+    done = run("--plan", plan, "--compare", f"{plan} + random:5", "--output", "colours_{plan}.json")
+    assert len(done.results) == 2 and max(map(len, done.results)) == 240
 
 
 def test_unwritable_output_is_found_before_anything_is_loaded(

@@ -214,8 +214,11 @@ def test_classifiers_are_saved_and_loaded(run: Run, tmp_path: Path) -> None:
     assert torch.load("colours.pt", weights_only=True).shape == (16, 6)
     again = only(run("--load_clfs", "colours.pt", "colours.pt"))
     assert again["metrics"] == first["metrics"]
+    run("--save_clf", "colours.pt")  # the same content: nothing to keep
+    assert not Path("colours.pt.1").exists()
+    Path("colours.pt").write_text("mine")
     run("--save_clf", "colours.pt")
-    assert Path("colours.pt.1").exists()
+    assert Path("colours.pt.1").read_text() == "mine"
     torch.save(torch.rand(16, 4), "four.pt")
     assert "for 4 classes" in run("--load_clfs", "four.pt", expect=2).err
     assert "missing.pt" in run("--load_clfs", "missing.pt", expect=2).err

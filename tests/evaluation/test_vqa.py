@@ -118,7 +118,7 @@ def test_the_embedded_questions_are_the_default_and_blind_is_another_file(run: R
     again = run(*few, "--blind", "--skip_existing")
     assert "made by the same settings: skipped" in again.err
     other = run(*few, "--vqa_prompt", "{question} yes or no ?", "--skip_existing")
-    assert "kept as" in other.err  # another prompt is another run
+    assert "is taken; this result is in" in other.err  # another prompt is another run
     assert main(["build", "out", "--output", "all.csv"]) == 0 and main(["report", "out", "--images", "0"]) == 0
     head = Path("all.csv").read_text().splitlines()[0].split(",")
     assert head.index("vqa_score") < head.index("gflops_llm") < head.index("seconds_per_question")

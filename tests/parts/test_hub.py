@@ -167,14 +167,14 @@ def test_saving_that_was_interrupted_is_found(model, saved, monkeypatch):
     """The new weights are there, the configuration is the old one."""
     other = Reducers.of(model, PLAN, {"learned": fresh_part(get_method("learned"), 128, seed=1)})
 
-    written = files.write_bytes
+    written = files.replace_file
 
     def stopped(path, content):
         if path.name == "README.md":
             raise KeyboardInterrupt
         written(path, content)
 
-    monkeypatch.setattr("tokensieve.parts.hub.write_bytes", stopped)
+    monkeypatch.setattr("tokensieve.parts.hub.replace_file", stopped)
     with pytest.raises(KeyboardInterrupt):
         other.save_pretrained(saved)
     assert "saving it was interrupted" in refused(Reducers.from_pretrained, saved)

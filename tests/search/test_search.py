@@ -344,3 +344,15 @@ def test_a_database_that_cannot_be_opened(tmp_path):
     text = FILE.replace("mode: optuna,", "mode: optuna, storage: 'sqlite:////nowhere/at/all.db',")
     with pytest.raises(UserError, match=r"storage: sqlite://\.\.\. cannot be opened"):
         search.run(written(tmp_path, text), tmp_path / "out", quiet=True)
+
+
+def test_cells_of_the_table_are_not_run():
+    study = optuna.create_study()
+    trial = study.ask({"optimizer.lr": optuna.distributions.CategoricalDistribution(["=1+1"])})
+    trial.set_user_attr("reason", "@SUM(1)")
+    study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    settings = SimpleNamespace(
+        objectives=[Objective(name="loss", direction="minimize")], space={"optimizer.lr": Dimension(choices=("=1+1",))}
+    )
+    (row,) = csv.DictReader(results.table(study, settings).splitlines())
+    assert (row["optimizer.lr"], row["reason"]) == ("'=1+1", "'@SUM(1)")

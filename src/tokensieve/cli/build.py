@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.files import is_stream
 
 
 def add_build_flags(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +18,8 @@ def run_build(args: argparse.Namespace) -> None:
     from tokensieve.evaluation import csv_table
 
     rows = csv_table.build_csv(args.files, args.output)
-    print(f"{rows} results in {args.output}")
+    if not is_stream(Path(args.output)):
+        print(f"{rows} results in {args.output}")
 
 
 COMMANDS.add(

@@ -18,8 +18,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.data.prompts import set_texts
-from tokensieve.errors import UserError, nearest
-from tokensieve.files import read_lines
+from tokensieve.errors import UserError, nearest, short
+from tokensieve.files import format_template, read_lines
 from tokensieve.registry import Registry, resolve
 
 if TYPE_CHECKING:
@@ -157,11 +157,11 @@ def _bare_name(name: str) -> str:
 
 def folder_of(name: str, root: str) -> str:
     """--dataset_root with the data set's name filled in."""
-    short = short_name(name)
+    plain = short_name(name)
     try:
-        return root.format(dataset=short, dataset_cleaned=short.replace("/", "-"))
-    except (KeyError, IndexError, ValueError) as error:
-        raise UserError(f"--dataset_root {root!r} may only hold {{dataset}} and {{dataset_cleaned}}.") from error
+        return format_template(root, "--dataset_root", dataset=plain, dataset_cleaned=plain.replace("/", "-"))
+    except UserError as error:
+        raise UserError(f"--dataset_root {short(root, 100)!r} may only hold {{dataset}} and {{dataset_cleaned}}.") from error
 
 
 def build_source(

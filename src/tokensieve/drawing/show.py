@@ -33,11 +33,11 @@ def sheets(template: str, names: Sequence[str], plan: str) -> dict[Path, list[in
     sheets: dict[Path, list[int]] = {}
     for number, name in enumerate(names):
         stem = Path(name).stem.replace(":", "-")
-        path = Path(files.format_template(template, "--output", image=stem, plan=files.slug(plan)))
-        if path.suffix.lower() != ".png":
+        path = files.output_path(template, "--output", image=stem, plan=files.slug(plan))
+        if path.suffix.lower() != ".png" and not files.is_stream(path):
             raise UserError(f"--output {template}: pictures are PNG files, so the name has to end in .png")
         sheets.setdefault(path, []).append(number)
-    if "{image" in template and len(sheets) < len(names):
+    if "{image}" in template and len(sheets) < len(names):
         twice = next(path for path, numbers in sheets.items() if len(numbers) > 1)
         raise UserError(f"--output {template!r} names {twice} for several images: leave {{image}} out or rename one of them")
     for path in sheets:
@@ -46,11 +46,9 @@ def sheets(template: str, names: Sequence[str], plan: str) -> dict[Path, list[in
 
 
 def write(pictures: Mapping[Path, Picture]) -> list[Path]:
-    """Write pictures, each completely or not at all. A different file of the same name is backed up."""
+    """Write pictures, each completely or not at all. What lies there and is different is kept."""
     for path, picture in pictures.items():
-        content = picture.png()
-        if path.exists() and path.read_bytes() != content:
-            files.back_up(path)
-        files.write_bytes(path, content)
-        print(path)
+        files.replace_file(path, picture.png())
+        if not files.is_stream(path):
+            print(path)
     return list(pictures)

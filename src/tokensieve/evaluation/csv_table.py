@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.evaluation.results import read_results
-from tokensieve.files import check_writable, replace_file
+from tokensieve.files import check_writable, csv_cell, replace_file
 from tokensieve.tasks.registry import all_tasks
 
 # The columns: first clip_benchmark's, then the metrics of the tasks, then what we add. Others follow, sorted.
@@ -48,9 +48,10 @@ def build_csv(files: Sequence[str], output: str) -> int:
     path = Path(output)
     check_writable(path)
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, fieldnames=columns(rows), restval="")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text)
+    names = columns(rows)
+    writer.writerow(map(csv_cell, names))
+    writer.writerows([csv_cell(row.get(name, "")) for name in names] for row in rows)
     replace_file(path, text.getvalue().encode())
     return len(rows)
 

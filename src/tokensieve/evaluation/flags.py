@@ -322,7 +322,7 @@ def _files() -> list[Flag]:
         Flag(
             "output",
             "result file; may hold {dataset} {pretrained} {pretrained_full_path} {model} {language} {task} {plan} "
-            "(default: {dataset}_{pretrained}_{model}_{language}_{task}.json)",
+            "(default: {dataset}_{pretrained}_{model}_{language}_{task}.json); if it is taken, the key of the run is added",
             None,
             {"metavar": "TEMPLATE"},
             group=FILES,

@@ -14,6 +14,7 @@ from tokensieve.data import registry as data_registry
 from tokensieve.errors import UserError
 from tokensieve.evaluation import results
 from tokensieve.evaluation.arguments import tasks_of
+from tokensieve.files import is_stream
 from tokensieve.models import loading
 from tokensieve.plan import Plan
 from tokensieve.tasks.registry import TASKS, all_tasks, task_flags
@@ -59,7 +60,7 @@ def list_jobs(args: argparse.Namespace, plans_of: Callable[[str, str, str], Sequ
         for plan in map(str, plans):
             path = results.result_path(template, plan=plan, several_plans=len(plans) > 1, **names)
             this = f"{model},{pretrained} on {dataset} ({language}, {plan})"
-            if path in owner:
+            if path in owner and not is_stream(path):
                 raise UserError(f"--output {template!r} names {path} both for {owner[path]} and for {this}.")
             owner[path], files[plan] = this, path
         jobs.append(Job(model, pretrained, dataset, language, tasks[dataset], plans, files, values[dataset]))

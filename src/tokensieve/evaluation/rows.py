@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tokensieve.data.source import Source
-from tokensieve.evaluation import results
 from tokensieve.evaluation.jobs import Job
-from tokensieve.files import read_json
+from tokensieve.evaluation.results import Stored
 from tokensieve.plan import Plan
 from tokensieve.tasks.base import Record, SampleScores, Task
 from tokensieve.tasks.statistics import grouped_stderr
@@ -24,14 +22,15 @@ def rows_without_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     return [{"plan": str(plan), **unknown, "reason": reason, "layers": [], **speeds, "notes": []} for plan in plans]
 
 
-def keep_earlier_measurements(row: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The row with measurements of an earlier result of the same run, where this one, from stored features, has none."""
-    if results.stored_key(file) != row["run"]["key"]:
+def keep_earlier_measurements(row: dict[str, Any], earlier: Stored | None) -> dict[str, Any]:
+    """The row with measurements of an earlier result of the same settings, where this one, from stored features, has none."""
+    measured = earlier.result.get("reduction") if earlier is not None else None
+    if not measured:
         return row
-    earlier, now = read_json(file)["reduction"], row["reduction"]
-    if now["applied"] is None:  # there was no model to measure
-        return {**row, "reduction": earlier}
-    return {**row, "reduction": {**earlier, **{name: value for name, value in now.items() if value is not None}}}
+    if row["reduction"]["applied"] is None:  # there was no model to measure
+        return {**row, "reduction": measured}
+    now = {name: value for name, value in row["reduction"].items() if value is not None}
+    return {**row, "reduction": {**measured, **now}}
 
 
 def add_losses(rows: Sequence[dict[str, Any]], scores: Sequence[SampleScores | None]) -> None:

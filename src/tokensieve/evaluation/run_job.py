@@ -140,9 +140,10 @@ def _prepare(
     result_keys = {plan: provenance.digest([*identity, key, *code]) for plan, key in plan_keys.items()}
     plans: Sequence[Plan] = job.plans
     if args.skip_existing:
-        same = [plan for plan, path in job.files.items() if results.stored_key(path) == result_keys[plan]]
-        for plan in (existing := processes.broadcast(same)):
-            warn(f"{job.files[plan]} is there already, made by the same settings: skipped")
+        found = {plan: results.find_run(path, result_keys[plan]) for plan, path in job.files.items()}
+        existing = processes.broadcast({plan: stored.path for plan, stored in found.items() if stored is not None})
+        for path in existing.values():
+            warn(f"{path} is there already, made by the same settings: skipped")
         plans = [plan for plan in plans if str(plan) not in existing]
         models = [model for model in models if str(model.plan) not in existing]
     _report_unapplied_plans(models, job, args.strict, warn)
@@ -306,6 +307,7 @@ def _make_rows(
             **task.counts(records),
             "processes": processes.size,
             "seconds": 0.0,
+            "time": "",
             "threads": torch.get_num_threads(),
             "weights": task.weights,
             "data": marks[0] if len(marks) == 1 else marks,
@@ -337,11 +339,12 @@ def _write(
     rows: Sequence[dict[str, Any]], remarks: Sequence[str], job: Job, task: Task, started: float, show: bool
 ) -> list[Path]:
     """Write the results, and print them if they are to be shown; the files."""
+    files = []
     for row in rows:
-        row["run"]["seconds"] = time.perf_counter() - started
-    files = [job.files[row["reduction"]["plan"]] for row in rows]
-    for file, row in zip(files, rows, strict=True):
-        results.write_result(file, keep_earlier_measurements(row, file))
+        path, run = job.files[row["reduction"]["plan"]], row["run"]
+        earlier = results.find_run(path, run["key"])
+        run |= {"seconds": time.perf_counter() - started, "time": results.time_after(earlier)}
+        files.append(results.write_result(path, keep_earlier_measurements(row, earlier)))
     if show:
         tables.print_table(rows, task.metric, task.unit)
         tables.print_lines(remarks)

@@ -100,9 +100,8 @@ def run(
             about = {"model": model, "model_type": model_type, "pretrained": pretrained or None, "device": str(where)}
             rows.append(about | row)
     if output is not None:
-        if Path(output).exists():
-            files.back_up(Path(output))
-        files.write_json(Path(output), {"rows": rows, "versions": provenance.versions()})
+        content = {"rows": rows, "versions": provenance.versions()}
+        files.replace_file(Path(output), files.json_bytes(content))
     if not quiet:
         print_vision_rows(rows)
     return rows

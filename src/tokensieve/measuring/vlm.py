@@ -73,9 +73,8 @@ def run(
         if crossing:
             points.append(break_even(net, handle, batch_sizes or BATCHES, text_tokens=text_tokens, quiet=quiet))
     if output is not None:
-        if Path(output).exists():
-            files.back_up(Path(output))
-        files.write_json(Path(output), {"rows": rows, "break_even": points, "versions": provenance.versions()})
+        content = {"rows": rows, "break_even": points, "versions": provenance.versions()}
+        files.replace_file(Path(output), files.json_bytes(content))
     if not quiet:
         print_vlm_rows(rows)
         print_break_even(points)

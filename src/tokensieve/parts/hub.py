@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from tokensieve.errors import UserError, did_you_mean, one_line
-from tokensieve.files import back_up, write_bytes
+from tokensieve.files import replace_file
 from tokensieve.models.loading import hub
 from tokensieve.parts import files as part_files
 from tokensieve.parts import folders, resolve, signature
@@ -114,12 +114,7 @@ class Reducers(Mapping[str, nn.Module]):
         files[CARD] = self.card(repo_id, license).encode()
         files[CONFIG] = (json.dumps(self.config(), indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
         for name, content in files.items():
-            path = folder / name
-            if path.is_file():
-                if path.read_bytes() == content:
-                    continue
-                back_up(path)
-            write_bytes(path, content)
+            replace_file(folder / name, content)
         return _push(folder, str(repo_id), list(files), private, token, revision, commit_message) if push_to_hub else None
 
     @classmethod

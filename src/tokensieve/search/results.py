@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tokensieve.config import yaml_tree
 from tokensieve.config.search import Search
 from tokensieve.errors import printable
-from tokensieve.files import write_text
+from tokensieve.files import csv_cell, write_text
 from tokensieve.search import space
 from tokensieve.search.study import distinct_trials, first_number
 
@@ -74,21 +74,20 @@ def table(study: optuna.Study, settings: Search) -> str:
     objectives, keys = [objective.name for objective in settings.objectives], list(settings.space)
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["trial", "state", "best", *objectives, *keys, "seconds", "retries", "reason"])
+    writer.writerow(map(csv_cell, ["trial", "state", "best", *objectives, *keys, "seconds", "retries", "reason"]))
     for trial in distinct_trials(study):
         state, span = trial.state.name.lower(), trial.duration
         values_of = chosen(trial, settings)
         values: Sequence[Any] = trial.values if state == "complete" else [""] * len(objectives)
-        writer.writerow(
-            [
-                *(first_number(trial), state, "yes" if trial.number in best else ""),
-                *values,
-                *(space.storable(values_of.get(key, "")) for key in keys),
-                round(span.total_seconds(), 1) if span else "",
-                len(trial.system_attrs.get("retry_history", [])),
-                "" if state == "complete" else trial.user_attrs.get("reason", ""),
-            ]
-        )
+        row = [
+            *(first_number(trial), state, "yes" if trial.number in best else ""),
+            *values,
+            *(space.storable(values_of.get(key, "")) for key in keys),
+            round(span.total_seconds(), 1) if span else "",
+            len(trial.system_attrs.get("retry_history", [])),
+            "" if state == "complete" else trial.user_attrs.get("reason", ""),
+        ]
+        writer.writerow(map(csv_cell, row))
     return file.getvalue()
 
 

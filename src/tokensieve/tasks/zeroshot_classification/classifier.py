@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.errors import UserError
-from tokensieve.files import write_bytes
+from tokensieve.files import format_template, replace_file
 from tokensieve.models.features import encode_text
 
 
@@ -44,9 +44,9 @@ def prompts(name: str, templates: Sequence[str] | Mapping[str, Sequence[str]]) -
             raise UserError(f"the template file has no prompts for the class {name!r}.")
         return list(templates[name])
     try:
-        return [template.format(c=name) for template in templates]
-    except (KeyError, IndexError, ValueError) as error:
-        raise UserError(f"a prompt template may only hold {{c}} (the class name): {error!r}.") from error
+        return [format_template(template, "this one", c=name) for template in templates]
+    except UserError as error:
+        raise UserError(f"a prompt template may only hold {{c}} (the class name): {error}") from error
 
 
 def load_classifiers(paths: Sequence[str], device: torch.device) -> Tensor:
@@ -74,4 +74,4 @@ def save_classifier(path: Path, classifier: Tensor) -> None:
     """Write a classifier so that --load_clfs, ours or clip_benchmark's, reads it."""
     buffer = io.BytesIO()
     torch.save(classifier, buffer)
-    write_bytes(path, buffer.getvalue())
+    replace_file(path, buffer.getvalue())

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.files import back_up, check_writable, format_template
+from tokensieve.files import check_writable, output_path
 from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, check_finite
 from tokensieve.tasks.statistics import accuracies, bootstrap_stderr, mean_average_precision
 from tokensieve.tasks.zeroshot_classification.classifier import load_classifiers, save_classifier, zero_shot_classifier
@@ -38,7 +38,7 @@ class ClassificationTask(Task):
         self.classifier: Tensor | None = None  # (E, C)
         self.save_clf: Path | None = None
         if context.args.save_clf:
-            self.save_clf = Path(format_template(context.args.save_clf, "--save_clf", **context.file_fields))
+            self.save_clf = output_path(context.args.save_clf, "--save_clf", **context.file_fields)
             check_writable(self.save_clf, "--save_clf")
 
     def sources(self) -> dict[str, Source]:
@@ -64,8 +64,6 @@ class ClassificationTask(Task):
             templates = self.source.templates
             self.classifier = zero_shot_classifier(model, tokenizer, progress, templates, context.device, context.precision)
         if self.save_clf is not None and context.is_main:
-            if self.save_clf.exists():
-                back_up(self.save_clf)
             save_classifier(self.save_clf, self.classifier)
 
     def batch(self, split: str, images: Tensor, targets: Tensor, encoders: Sequence[Encode]) -> list[Record]:
