@@ -270,6 +270,41 @@ def test_same_run_under_two_names_is_one_row() -> None:
     assert len([row for row in reader.rows if len(row) == 7]) == 2
 
 
+def test_the_newest_of_equal_settings_is_shown_and_older_ones_are_counted() -> None:
+    found = [result(metrics={"acc1": value}) for value in (0.1, 0.2, 0.3)]
+    for row, is_newest in zip(found, (False, True, False), strict=True):
+        row["run"] |= {"key": "abc", "newest": is_newest, "time": "2026-01-01T00:00:00+00:00"}
+    page, reader = page_of(*found, result("none"))
+    assert [row[3] for row in reader.rows if len(row) == 7][1:] == ["55.30 ± 0.79", "20.00"]
+    assert "2 results" in page and "not shown: 2 older, with the same settings as one that is shown" in page
+    told = {row[0] for row in reader.rows if len(row) == 2}
+    assert not {"time", "newest", "key"} & told
+    page, _ = page_of(result("none"))
+    assert "older" not in page
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"task": {"a": 1}},
+        {"task": ["reid"], "seed": {}, "limit": [[]], "batch_size": {"x": [1]}},
+        {"images_per_second": 1e-320, "gflops": 5e-324},
+        {"metrics": {"acc1": 1e-320, "acc1_stderr": 1e-300}},
+    ],
+)
+def test_values_of_no_use_are_no_error(changes: dict[str, Any]) -> None:
+    page, reader = page_of(result(**changes), result("none"))
+    assert len([row for row in reader.rows if len(row) == 7]) >= 3 and "nan" not in page
+
+
+def test_a_folder_that_eval_refuses_is_left_out_of_the_command() -> None:
+    row = result(task="reid", dataset="RGBNT201")
+    row["run"]["arguments"] = {"dataset_root": "{dataset:>99999999999}"}
+    page, _ = page_of(row, images=1)
+    shown = page[page.index("tokensieve show") :]
+    assert "RGBNT201" in shown and "--dataset_root" not in shown
+
+
 def test_fusion_is_part_of_the_plan() -> None:
     fused = result()
     fused["reduction"] |= {"token_fusion": "weighted", "token_fusion_weight": 0.7}

@@ -11,7 +11,7 @@ from tokensieve import files
 from tokensieve.errors import UserError
 from tokensieve.evaluation import results
 from tokensieve.report.examples import SCENES, render_examples
-from tokensieve.report.fields import Result, mapping_at
+from tokensieve.report.fields import Result, mapping_at, split_older
 from tokensieve.report.page import PAGE, STYLE
 from tokensieve.report.sections import group_sections, render_section
 
@@ -21,8 +21,9 @@ def run(args: argparse.Namespace) -> Path:
     path = Path(args.output)
     files.check_writable(path)
     page = build(results.read_results(args.files), title=args.title, images=args.images)
-    files.replace_file(path, page.encode())
-    print(path)
+    files.replace_file(path, page.encode(errors="replace"))
+    if not files.is_stream(path):
+        print(path)
     return path
 
 
@@ -30,23 +31,26 @@ def build(found: Sequence[Result], *, title: str | None = None, images: int = 2)
     """The page of these results; images: how many example pictures each model gets."""
     if images > len(SCENES):
         raise UserError(f"--images {images}: at most {len(SCENES)}")
-    sections = group_sections(found)
+    shown, n_older = split_older(found)
+    sections = group_sections(shown)
     heading = title or "Token reduction: quality and cost"
-    body = [f"<h1>{escape(heading)}</h1>", f"<p class='soft'>{_summary(found, sections)}</p>"]
+    body = [f"<h1>{escape(heading)}</h1>", f"<p class='soft'>{_summary(shown, n_older)}</p>"]
     if len(sections) > 1:
         entries = (f"<li><a href='#s{n}'>{escape(name)}</a></li>" for n, (name, _) in enumerate(sections, start=1))
         body.append(f"<nav><ul>{''.join(entries)}</ul></nav>")
     for number, (name, rows) in enumerate(sections, start=1):
         body.append(render_section(number, name, rows))
     if images:
-        body.append(render_examples(found, images))
+        body.append(render_examples(shown, images))
     return PAGE.format(title=escape(heading), style=STYLE, body="\n".join(body))
 
 
-def _summary(found: Sequence[Result], sections: Sequence[tuple[str, list[Result]]]) -> str:
-    parts = [f"{sum(len(rows) for _, rows in sections)} results"]
+def _summary(found: Sequence[Result], n_older: int) -> str:
+    parts = [f"{len(found)} results"]
     for name, word in (("model", "model"), ("dataset", "data set"), ("task", "task")):
         values = dict.fromkeys(str(result.get(name)) for result in found)
         parts.append(f"{len(values)} {word}{'s' if len(values) != 1 else ''}")
     versions = mapping_at(mapping_at(found[0], "run"), "versions").get("tokensieve")
-    return escape(", ".join(parts) + (f"; made with tokensieve {versions}" if versions else ""))
+    made = f"; made with tokensieve {versions}" if versions else ""
+    older = f"; not shown: {n_older} older, with the same settings as one that is shown" if n_older else ""
+    return escape(f"{', '.join(parts)}{made}{older}")

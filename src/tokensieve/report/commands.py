@@ -11,13 +11,14 @@ from tokensieve.evaluation.flags import eval_flags
 from tokensieve.flags import PLUGIN
 from tokensieve.report.fields import Result, flatten_values, mapping_at, plan_text, value_text
 
+NOT_SETTINGS = ("key", "newest", "seconds", "time")
 NAMED_FIRST = ("model", "pretrained", "dataset", "task", "plan")  # these stand in every command
 
 
 def render_settings(rows: Sequence[Result]) -> str:
     """What the rows of a section were made with: what they share in a table, commands, and what differs row by row."""
     runs = [
-        {name: value for name, value in flatten_values(mapping_at(row, "run")).items() if name not in ("key", "seconds")}
+        {name: value for name, value in flatten_values(mapping_at(row, "run")).items() if name not in NOT_SETTINGS}
         for row in rows
     ]
     names = list(dict.fromkeys(name for run in runs for name in run))

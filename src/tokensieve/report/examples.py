@@ -6,6 +6,7 @@ import base64
 import io
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +94,8 @@ def _show_command(model: str, pretrained: str, row: Result, plans: Sequence[str]
     words += ["--model_type", model_type] if model_type != DEFAULT_MODEL_TYPE else []
     root = mapping_at(run, "arguments").get("dataset_root")
     if root is not None and dataset in drawn:
-        words += ["--dataset_root", folder_of(dataset, str(root))]
+        with suppress(UserError):  # a folder that eval would refuse, too
+            words += ["--dataset_root", folder_of(dataset, str(root))]
     words += ["--plan", plans[0], *(["--compare", *plans[1:]] if plans[1:] else [])]
     return f"tokensieve show {drawn} {shlex.join(words)}"
 

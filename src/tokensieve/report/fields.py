@@ -11,8 +11,21 @@ from tokensieve.tasks.registry import TASKS
 Result = Mapping[str, Any]
 FULL = "none"  # the method that changes nothing
 NOTHING = "–"  # where there is no value
+SMALLEST = 1e-100  # a number nearer to 0 was not measured
 COLOURS = 7  # classes k-0 to k-6 of the style
 SHAPES = 3  # of controls: classes k-control-0 to k-control-2
+
+
+def split_older(found: Sequence[Result]) -> tuple[list[Result], int]:
+    """The results to show, and how many others are older ones of the same settings."""
+    shown: list[Result] = []
+    keys: set[str] = set()
+    for result in sorted(found, key=lambda result: mapping_at(result, "run").get("newest") is False):
+        key = mapping_at(result, "run").get("key")
+        if key is None or str(key) not in keys:
+            shown.append(result)
+            keys.add(str(key))
+    return shown, len(found) - len(shown)
 
 
 def plan_text(result: Result) -> str:
@@ -39,10 +52,10 @@ def main_metric(rows: Sequence[Result]) -> str | None:
 
 
 def number_of(value: Any) -> float | None:
-    """A finite number, or None whatever else it is."""
+    """A finite number, or None whatever else it is. One that is too small for its inverse to be drawn is 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
-    return float(value)
+    return float(value) if abs(value) > SMALLEST else 0.0
 
 
 def speed_up(result: Result) -> float | None:

@@ -47,12 +47,7 @@ def group_sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     """
     settings = separating_settings()
     named: dict[str, dict[tuple[str, ...], list[Result]]] = {}
-    keys: set[str] = set()
     for result in found:
-        key = mapping_at(result, "run").get("key")
-        if key is not None and str(key) in keys:
-            continue  # the same run under two names
-        keys.add(str(key))
         weights = Path(str(result["pretrained"])).name
         model = f"{result['model']} ({weights})" if weights else str(result["model"])
         language = result.get("language")

@@ -12,7 +12,7 @@ from tokensieve.tasks.registry import is_percent
 
 def display_scale(metric: str, rows: Sequence[Result]) -> tuple[float, str]:
     """The factor by which a metric of these results is shown, and its unit."""
-    return (100.0, ", %") if is_percent(metric, rows[0].get("task")) else (1.0, "")
+    return (100.0, ", %") if is_percent(metric, str(rows[0].get("task"))) else (1.0, "")
 
 
 def _value(result: Result, metric: str | None) -> str:
