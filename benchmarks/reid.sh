@@ -15,7 +15,7 @@ one() {
   OMP_NUM_THREADS=1 .venv/bin/tokensieve eval --task reid --model "$2/$name" --dataset embedded-reid --modalities RGB,NI,TI \
     --plan "$(.venv/bin/python -c 'import json, sys; print(json.load(open(sys.argv[1]))["plan"])' "$2/$name/config.json")" \
     --num_workers 0 --skip_existing --quiet --output "$2/$name/test.json"
-  sed "s#$2/##g" "$2/$name/test.json" > "$3_$name.json" # without local paths
+  sed "s#$2/##g" "$(ls -t "$2/$name"/test*.json | head -n 1)" > "$3_$name.json" # without local paths
 }
 export -f one
 for seed in 1 2 3; do ls "$work"/*-"$seed".yml; done | xargs -P 2 -I {} bash -c "one {} '$work' '$out/reid'"
@@ -26,7 +26,7 @@ for seed in 1 2 3; do
     name=cover-${cut%%:*}-untrained-$seed
     OMP_NUM_THREADS=1 .venv/bin/tokensieve eval --task reid --model "$work/baseline-$seed" --dataset embedded-reid \
       --modalities RGB,NI,TI --plan "${cut#*:}" --num_workers 0 --skip_existing --quiet --output "$work/$name.json"
-    sed "s#$work/##g" "$work/$name.json" > "$out/reid-merge_$name.json"
+    sed "s#$work/##g" "$(ls -t "$work/$name"*.json | head -n 1)" > "$out/reid-merge_$name.json"
   done
 done
 .venv/bin/python benchmarks/reid_time.py "$out/time_reid.json"

@@ -178,7 +178,7 @@ def prepare(name: str, folder: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------------ masks
 
-MEASURED = re.compile(r"second|speed|realized|peak|^(run_)?(key|versions)$")  # names of values that differ from run to run
+MEASURED = re.compile(r"second|speed|realized|peak|^(run_)?(key|versions|time)$")  # names of values that differ from run to run
 PROGRESS = re.compile(r"\d+%\||\d+(it|img|step|shot|class)/s|^\s*$")
 
 

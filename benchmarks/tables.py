@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokensieve.evaluation.results import plain_name
 from tokensieve.plan.mixes import MIXES
 from tokensieve.tasks.registry import is_percent
 
@@ -22,7 +24,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def read(pattern: str) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob(pattern))]
+    paths = sorted(RESULTS.glob(pattern))
+    names = [plain_name(path.name) for path in paths]
+    if len(set(names)) < len(names):
+        sys.exit(f"several runs of {next(name for name in names if names.count(name) > 1)} in {RESULTS}: remove the older ones")
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
