@@ -275,7 +275,8 @@ def _check_lines(errors: ConfigErrors, text: str) -> None:
         if key and not elsewhere and not name.isdigit() and not key.endswith("...") and line.isprintable() and "\\" not in line:
             words = ("key", "tag", "<<")  # of what is wrong inside a section; an anchor stands in a line of its own
             inside = any(word in error.message for word in words) or "&" in line or "<<" in line
-            assert name in (text if inside else line), f"{error}: the line is {line[:100]!r}"
+            first = [*name.split(), ""][0]  # a key in quotes may go on in the next line
+            assert first in (text if inside else line), f"{error}: the line is {line[:100]!r}"
 
 
 def _check_validate(path: Path) -> None:
