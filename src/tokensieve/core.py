@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -194,7 +195,7 @@ class Reduction:
 
     def apply(self, x: Tensor) -> Tensor:
         """Reduces a tensor: (B, N, ...) -> (B, K, ...)."""
-        flat = x.reshape(x.shape[0], self.n, -1)  # (B, N, F)
+        flat = x.reshape(x.shape[0], self.n, math.prod(x.shape[2:]))  # (B, N, F)
         if self.weight is not None:
             with torch.autocast(x.device.type, enabled=False):  # in fp32: bf16 weights do not add up to 1
                 values, weight = flat.float(), self.weight.float()

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import tokensieve
-from tests.support import hf_models, vlm_models
+from tests.support import vlm_models
+from tests.support.engine_models import images, make_reid_model, make_tower
 from tests.support.rounding import assert_near
 from tests.support.states import assert_untouched, same, snapshot
 from tokensieve import UserError
 from tokensieve.cutting.handle import Handle
 from tokensieve.models.features import encode_image
-from tokensieve.reid import build
-from tokensieve.reid.model import ReidModel, Settings
 
 THREADS, CALLS = 8, 200
 MERGING = "anchor@2:10(k=4,rest=merge)"
@@ -30,6 +29,7 @@ PLANS = {
     "open_clip": MERGING,
     "timm": "random@1:12 + anchor@3:6(k=3)",
     "timm_map": "pool@1:9",
+    "eva": "cover@1:12 + anchor@3:6(k=3,rest=merge)",
     "hf": "random@1:20(rest=fuse) + anchor@2.attn:10(k=4)",
 }
 VLM_PLAN = "anchor@out:10(k=4,rest=merge) + random@llm.2:50%"
@@ -38,36 +38,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::tokensieve.errors.PlanWarning")
 Case = tuple[Callable[[], Any], Handle, Tensor]  # a call, the handle of its model, and the indices of its samples
 
 
-def make_tower(family: str) -> nn.Module:
-    import timm
-    from open_clip.transformer import VisionTransformer
-
-    torch.manual_seed(0)
-    if family == "open_clip":
-        return VisionTransformer(
-            image_size=48, patch_size=8, width=32, layers=4, heads=2, mlp_ratio=2, output_dim=16, pool_type="avg"
-        ).eval()
-    if family == "hf":
-        return hf_models.build("clip").eval()
-    pool: dict[str, Any] = {"global_pool": "map", "class_token": False} if family == "timm_map" else {"global_pool": "avg"}
-    sizes: dict[str, Any] = {"img_size": 48, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 0}
-    return timm.models.VisionTransformer(**sizes, **pool).eval()
-
-
-def make_reid_model() -> ReidModel:
-    torch.manual_seed(0)
-    sizes = {"patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2}
-    settings = Settings("timm", "vit_tiny_patch16_224", (32, 16), arguments=sizes, cameras=4)
-    return build.build(settings).eval()
-
-
 @pytest.fixture(params=list(PLANS))
 def tower(request: pytest.FixtureRequest) -> nn.Module:
     return make_tower(request.param)
-
-
-def images(batch: int, seed: int, size: tuple[int, int] = (48, 48)) -> Tensor:
-    return torch.randn(batch, 3, *size, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture

@@ -9,13 +9,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
 from tokensieve.cutting.placement import Cut, count_note
 from tokensieve.errors import NotFinite, PlanWarning, UserError
 from tokensieve.plan import Step
 from tokensieve.rest import apply_rest, with_merge_options
+
+MAX_NAMED = 3  # images that a message names
+LARGEST = 1e16  # of a token's entries: sums of their squares are finite in float32
 
 
 @runtime_checkable
@@ -69,13 +72,23 @@ class Chooser:
         self.notes = Notes()
         self.observer: Observer | None = None
 
-    def part(self, step: Step) -> nn.Module | None:
-        """The trained module of the step's method."""
-        return self.parts.get(step.method.name)
+    def part(self, step: Step, device: torch.device) -> nn.Module | None:
+        """The trained module of the step's method, moved to the device of the tokens: the model may have been moved."""
+        part = self.parts.get(step.method.name)
+        for parameter in () if part is None else part.parameters():
+            if parameter.dtype != torch.float32:
+                raise UserError(
+                    f"{step}: the weights of {step.method.name} are {parameter.dtype}, but scores are computed in float32; "
+                    "call .float() on them"
+                )
+            if parameter.device != device:
+                assert part is not None
+                part.to(device)
+        return part
 
     def makes_sizes(self, step: Step) -> bool:
         """Whether tokens have sizes after the step: it merges, or its gate (in training) multiplies sizes."""
-        part = self.part(step)
+        part = self.parts.get(step.method.name)
         if part is not None and part.training:
             return True
         if step.merges:
@@ -91,14 +104,21 @@ class Chooser:
             self.notes.warn(note)  # for images smaller than the configured size
         return keep
 
-    def choose(self, cut: Cut, view: View, keep: int) -> Reduction:
-        """The decision of the step's method, with its option `rest`. NaN would rank first, so it is an error."""
+    def choose(self, cut: Cut, view: View, keep: int, images: Tensor | None = None) -> Reduction:
+        """The decision of the step's method, with its option `rest`. NaN would rank first, so it is an error.
+
+        images: (B,), the number of each image in the batch, for messages; None: from 0 on.
+        """
         checks = self.check_finite and not torch.compiler.is_compiling()
-        if checks and not torch.isfinite(view.tokens.sum(dtype=torch.float32)):
-            raise NotFinite(f"the tokens at layer {cut.name} contain NaN or infinity, so they cannot be ranked")
+        if checks:
+            _check_tokens(cut, view, images)
         chosen: Reduction = cut.step.method.decide(view, keep, **cut.step.arguments())
         if checks and chosen.scores is not None and not torch.isfinite(chosen.scores.sum(dtype=torch.float32)):
-            raise NotFinite(f"{cut.step} at layer {cut.name}: its scores contain NaN or infinity")
+            bad = ~torch.isfinite(chosen.scores).all(1)
+            if bad.any():
+                raise NotFinite(
+                    f"{cut.step}: its scores at layer {cut.name} contain NaN or infinity, {_name_images(bad, view, images)}"
+                )
         reduction = apply_rest(view, chosen, cut.step.rest)
         options = cut.step.options
         return with_merge_options(view, reduction, options["norm"], options["sizes"]) if cut.step.merges else reduction
@@ -110,3 +130,33 @@ class Chooser:
     def model_work(self) -> AbstractContextManager[Any]:
         """Reports work of the model to the observer."""
         return nullcontext() if self.observer is None else self.observer.model_work()
+
+
+def _check_tokens(cut: Cut, view: View, images: Tensor | None) -> None:
+    """Raises NotFinite if the tokens contain NaN or infinity, or values so large that distances would be infinite."""
+    tokens = view.tokens.detach()
+    if not tokens.numel() or torch.maximum(tokens.amax(), -tokens.amin()) <= LARGEST:  # False for NaN
+        return
+    bad, problem = ~torch.isfinite(tokens).flatten(1).all(1), "contain NaN or infinity"
+    if not bad.any():
+        bad, problem = (tokens.abs() > LARGEST).flatten(1).any(1), f"contain values above {LARGEST:g}"
+    where = _name_images(bad, view, images)
+    raise NotFinite(f"the tokens at layer {cut.name} {problem}, so they cannot be ranked: {where}")
+
+
+def _name_images(bad: Tensor, view: View, images: Tensor | None) -> str:
+    """Which images of the batch are bad (B,), for a message."""
+    rows: list[int] = bad.nonzero()[:, 0].tolist()
+    if len(rows) == len(bad) > 1:
+        return f"all {len(bad)} images of the batch; look at the weights of the model"
+    modalities = tuple(view.context.get("modalities", ())) or ("",)
+    n = len(bad) // len(modalities)  # a batch holds the images of one modality after another
+    names = []
+    for row in rows[:MAX_NAMED]:
+        name = f"image {row % n if images is None else int(images[row])} of the batch"
+        if modalities[0]:
+            name += f" ({modalities[row // n]})"
+        elif view.samples is not None:
+            name += f" (number {int(view.samples[row])} of the run)"
+        names.append(name)
+    return ", ".join(names) + (f" and {len(rows) - MAX_NAMED} more" if len(rows) > MAX_NAMED else "")

@@ -22,7 +22,7 @@ from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sampl
 from tokensieve.cutting.placement import Cut
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
-from tokensieve.models.patching import is_patched, replace
+from tokensieve.models.patching import is_patched, replace, run_stock
 from tokensieve.models.qwen_vl import Placed
 from tokensieve.models.resizing import SizeRule
 from tokensieve.models.tower import Undo
@@ -59,10 +59,10 @@ class DecoderCuts:
         """Whether a plan is attached to the model."""
         return is_patched(self.vlm.inner, "get_image_features")
 
-    def attach(self) -> list[Undo]:
-        """Attaches the cuts; running the returned functions in reverse order removes them."""
+    def attach(self, undo: list[Undo]) -> None:
+        """Attaches the cuts, and adds the functions that remove them, in reverse order."""
         model, inner, decoder = self.vlm.model, self.vlm.inner, self.vlm.decoder
-        undo = [
+        undo += [
             self._patch(inner, "get_image_features", self._get_image_features),
             self._patch(inner, "get_placeholder_mask", self._get_placeholder_mask),
             self._patch(decoder.module, "forward", self.layers.run_decoder),
@@ -77,17 +77,15 @@ class DecoderCuts:
             undo.append(self._patch(model, "generate", self._generate))
         for number in range(self.layers.first, decoder.depth):
             undo.append(self._patch(decoder.layers[number], "forward", functools.partial(self.layers.run_layer, number)))
-        return undo
 
     def _patch(self, owner: Any, name: str, planned: Callable[..., Any]) -> Undo:
         """Replaces a method by planned(stock, *args, **kwargs), and reports the work of both to the observer."""
-        method = getattr(owner, name)
 
-        def stock(*args: Any, **kwargs: Any) -> Any:
-            with self.chooser.model_work():
-                return method(*args, **kwargs)
+        def call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            def stock(*args: Any, **kwargs: Any) -> Any:
+                with self.chooser.model_work():
+                    return method(*args, **kwargs)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
             with self.chooser.plan_work():
                 return planned(stock, *args, **kwargs)
 
@@ -97,11 +95,15 @@ class DecoderCuts:
 
     def _generate(self, stock: Callable[..., Any], inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         """generate() is one call. It may compute image features before its first step, so the prompt is recorded here."""
-        ids = kwargs.get("input_ids", inputs)
         call = self._new_call()
-        call.decoder.prompt = Prompt(ids, kwargs.get("attention_mask"))
-        call.decoder.prompt_length = None if ids is None else ids.shape[1]
-        return self.calls.run(call, stock, inputs, *args, **kwargs)
+
+        def run() -> Any:
+            ids = kwargs.get("input_ids", inputs)
+            call.decoder.prompt = Prompt(ids, kwargs.get("attention_mask"))
+            call.decoder.prompt_length = None if ids is None else ids.shape[1]
+            return stock(inputs, *args, **kwargs)
+
+        return self.calls.run(call, run)
 
     def _prepare_step(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """generate() calls this before each step: only the next forward belongs to it."""
@@ -131,7 +133,7 @@ class DecoderCuts:
     def _join(self, belongs: Callable[[Call], bool]) -> tuple[Call, Callable[..., Any]]:
         """The call under way if this belongs to it, else a new one; and a function that runs a function in it."""
         if self.calls.is_open and belongs(self.calls.current):
-            return self.calls.current, _run_directly
+            return self.calls.current, run_stock
         call = self._new_call()
         return call, functools.partial(self.calls.run, call)
 
@@ -250,7 +252,3 @@ def _spread(features: Sequence[Tensor], kept: Sequence[Tensor], lengths: Sequenc
         feature.new_zeros((n, feature.shape[1])).index_copy(0, at, feature)
         for feature, at, n in zip(features, kept, lengths, strict=True)
     ]
-
-
-def _run_directly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)

@@ -54,11 +54,25 @@ class DecoderLayers:
         """The decoder's forward: one pass over its layers."""
         call = self.calls.current
         state = call.decoder
-        outer, state.run = state.run, self._start_pass(call, args, kwargs)
+        outer, run = state.run, self._start_pass(call, args, kwargs)
+        state.run = run
         try:
-            return stock(*args, **kwargs)
+            out = stock(*args, **kwargs)
         finally:
             state.run = outer
+        if run is not None:
+            self._check_order(run, min(self.vlm.decoder.depth, self.vlm.decoder.module.config.num_hidden_layers))
+        return out
+
+    def _check_order(self, run: DecoderPass, number: int) -> None:
+        """Raises a UserError if a layer before this one ran without the plan."""
+        expected = max(run.next_layer, self.first)
+        if expected < number:
+            raise UserError(
+                f"layer {expected} of the decoder ran without the plan: somebody has set its forward since; "
+                "remove() the plan and apply it again"
+            )
+        run.next_layer = number + 1
 
     def _start_pass(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DecoderPass | None:
         """The pass for these arguments of the decoder; None where there is nothing to cut."""
@@ -126,6 +140,7 @@ class DecoderLayers:
         run = call.decoder.run
         if run is None:
             return stock(x, *args, **kwargs)
+        self._check_order(run, number)
         if run.left.device != x.device:
             run.to(x.device)
         tables: tuple[Tensor, Tensor] = kwargs["position_embeddings"]
@@ -222,12 +237,12 @@ class DecoderLayers:
                 samples=state.samples.to(group.images.device)[group.images],
                 seed=cut.seed,
                 context=call.context,
-                part=self.chooser.part(cut.step),
+                part=self.chooser.part(cut.step, tokens.device),
                 place=cut.name,
                 question=question,
                 present=group.present,
             )
-            reduction = self.chooser.choose(cut, view, keep)
+            reduction = self.chooser.choose(cut, view, keep, group.images)
         state.record_decoder_cut(cut, reduction, group.images)
         return reduction
 

@@ -45,6 +45,7 @@ class DecoderPass:
     groups: list[ImageGroup]
     left: Tensor  # (B, L), new tokens that have not been dropped
     bias: Tensor | None = None  # (B, L), log of sizes and of soft masks so far
+    next_layer: int = 0  # the layer that is to run next, behind the first cut
     at: Tensor | None = None  # (B, K), positions of the tokens that are left; None: all
     mask: Tensor | None = None  # in the form that the layers of this stage expect
     tables: tuple[Tensor, ...] = ()  # (B, K, d), rotary tables of the tokens that are left

@@ -143,8 +143,9 @@ class Handle:
                 raise UserError("another plan is attached to this model; remove() its handle first")
             undo: list[Undo] = []
             try:
-                undo += self._tower.attach() if self._tower is not None else []
-                undo += self._decoder.attach() if self._decoder is not None else []
+                for cuts in (self._tower, self._decoder):
+                    if cuts is not None:
+                        cuts.attach(undo)
             except BaseException:
                 _undo_all(undo)
                 raise

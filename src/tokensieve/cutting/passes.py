@@ -53,6 +53,7 @@ class Pass:
     recorded_cuts: set[int] = field(default_factory=set)  # seeds of the decoder cuts that are in the ledger
     is_uneven: bool = False  # images had different numbers of tokens in the decoder
     soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut with a soft mask instead of a choice
+    n_replaced: int = 0  # replaced methods of blocks and head that have run
 
     def current_attention(self) -> Attention | None:
         """The attention among the tokens that are left."""
@@ -195,34 +196,50 @@ class Calls:
         return Call(DecoderCall(), samples=samples, context={**context, **users} if context else users)
 
     def run(self, call: Call, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a function as this call: it is the current call until the function returns, and then the last one."""
+        """Runs a function as this call: it is the current call until the function returns, and then the last one.
+
+        If the function fails, there is no last call, whatever calls inside it have ended.
+        """
         state = self._threads.state
-        outer, state.last = state.current, None
-        state.current, state.has_ended = call, False
+        outer, ended = state.current, None
         try:
+            state.last, state.current, state.has_ended = None, call, False
             out = function(*args, **kwargs)
+            ended = call
         finally:
-            state.current, state.has_ended = outer, True
-        state.last = call
+            state.last, state.current, state.has_ended = ended, outer, True
         return out
 
-    def patch(self, entry: Entry) -> Undo:
-        """Replaces a method of the model, so that it opens a call or joins the one under way (see `Entry`)."""
-        stock = getattr(entry.owner, entry.method)
+    def patch(self, entry: Entry, check: Callable[[Call], None]) -> Undo:
+        """Replaces a method of the model, so that it opens a call or joins the one under way (see `Entry`).
+
+        check: called at the end of an entry that runs all blocks.
+        """
         key, body = (id(entry.owner), entry.method), (id(entry.owner), entry.follows)
 
-        def planned(*args: Any, **kwargs: Any) -> Any:
+        def planned(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             state = self._threads.state
             call = state.current
             joins = entry.kind != "call" and call is not None and key not in call.entered and body not in call.running
             if not joins:
                 call = state.last if entry.kind == "head" else None
             if call is None:
-                call = self.new_call(None if entry.context is None else entry.context(*args, **kwargs))
+                try:
+                    call = self.new_call(None if entry.context is None else entry.context(*args, **kwargs))
+                except BaseException:
+                    state.last = None  # the call has failed
+                    raise
             call.entered.add(key)
             call.running.add(key)
+
+            def run() -> Any:
+                out = stock(*args, **kwargs)
+                if entry.runs_all:
+                    check(call)
+                return out
+
             try:
-                return stock(*args, **kwargs) if joins else self.run(call, stock, *args, **kwargs)
+                return run() if joins else self.run(call, run)
             finally:
                 call.running.discard(key)
 

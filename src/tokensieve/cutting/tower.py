@@ -14,7 +14,7 @@ from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sample_count
 from tokensieve.cutting.placement import Cut, ResizedTower
 from tokensieve.errors import UserError
-from tokensieve.models.patching import is_patched, replace
+from tokensieve.models.patching import check_own, is_patched, replace, run_stock
 from tokensieve.models.resizing import Resizing
 from tokensieve.models.tower import Block, Layout, Tower, Undo
 
@@ -37,6 +37,7 @@ class TowerCuts:
         self.tower, self.cuts, self.chooser, self.calls, self.question = tower, cuts, chooser, calls, question
         self.resized = resized  # the plan makes images smaller
         self._tracks_sizes = False  # pooling and blocks take sizes into account; set by attach
+        self._n_replaced = 0  # blocks and head whose forward is replaced; set by attach
 
     @property
     def has_plan(self) -> bool:
@@ -49,11 +50,11 @@ class TowerCuts:
         """Whether the plan changes anything in the tower."""
         return bool(self.cuts) or self.resized is not None
 
-    def attach(self) -> list[Undo]:
-        """Attaches the cuts; running the returned functions in reverse order removes them."""
-        undo: list[Undo] = []
+    def attach(self, undo: list[Undo]) -> None:
+        """Attaches the cuts, and adds the functions that remove them, in reverse order. If it fails, those added so far do."""
         if not self.is_changed:  # the tower belongs to a model with a plan all the same: mark it, so that it takes no other
-            return [replace(block.module, "forward", block.module.forward) for block in self.tower.blocks[:1]]
+            undo += [replace(block.module, "forward", run_stock) for block in self.tower.blocks[:1]]
+            return
         if self.resized is not None and self.tower.resize is not None:
             undo += self.tower.resize(Resizing(self.resized.to, self.resized.decide, self._set_full_grid))
         tower, makes_sizes = self.tower, self.chooser.makes_sizes
@@ -63,21 +64,22 @@ class TowerCuts:
         undo += tower.on_layout(self._set_layout)
         at_head = [cut for cut in self.cuts if self._is_at_head(cut)]
         with_attention = [cut for cut in at_head if "attention" in cut.step.method.needs]  # that of the last block
-        has_sizes = False
+        has_sizes, first = any(makes_sizes(cut.step) for cut in self.cuts if cut.layer == 0), len(undo)
         for number, block in enumerate(tower.blocks, start=1):
             cuts = [cut for cut in self.cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
             cuts = [cut for cut in cuts if cut not in at_head]
             for_head = with_attention if number == tower.depth else []
             if self._keeps_padding:
                 if number == 1:
-                    undo.append(replace(block.module, "forward", self._first_block_forward(block)))
+                    undo.append(replace(block.module, "forward", self._run_first_block))
             elif number == 1 or cuts or has_sizes or for_head or tower.per_token:
-                undo.append(replace(block.module, "forward", self._block_forward(block, number, cuts, for_head)))
+                undo.append(self._replace_block(block, number, cuts, for_head, has_sizes))
             has_sizes = has_sizes or any(makes_sizes(cut.step) for cut in cuts)
         if at_head:
             assert tower.head is not None
             undo.append(replace(tower.head, "forward", self._head_forward(at_head)))
-        return undo + [self.calls.patch(entry) for entry in tower.entries]
+        self._n_replaced = len(undo) - first
+        undo += [self.calls.patch(entry, self._check_complete) for entry in tower.entries]
 
     @property
     def _keeps_padding(self) -> bool:
@@ -104,26 +106,29 @@ class TowerCuts:
 
     # --- inside the forward pass --------------------------------------------------------------------------------
 
-    def _block_forward(self, block: Block, number: int, cuts: list[Cut], for_head: list[Cut]) -> Callable[..., Tensor]:
-        """The forward of a block with its cuts. for_head: the cuts at the head of the tower that need its attention.
+    def _replace_block(self, block: Block, number: int, cuts: list[Cut], for_head: list[Cut], has_sizes: bool) -> Undo:
+        """Replaces the forward of a block by one with its cuts. Where the cuts keep everything, the stock block runs.
 
-        Where the cuts keep everything, the stock block runs.
+        for_head: the cuts at the head of the tower that need its attention. has_sizes: its tokens may have sizes.
         """
-        stock = block.module.forward
         before = [cut for cut in cuts if cut.layer == 0]
         inside = [cut for cut in cuts if cut.part == "attn"]
         after = [cut for cut in cuts if cut.layer == number and cut.part != "attn"]
         opening = [*for_head, *inside, *(cut for cut in after if "attention" in cut.step.method.needs)]
         # With rest=zero alone the stock block runs too, so that the CLS feature stays bit-identical.
         only_zeros = not inside and all(cut.step.rest == "zero" for cut in after)
+        is_split = has_sizes or (bool(opening) and not only_zeros)
+        if is_split:
+            _check_unwrapped(block, number)
 
-        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def forward(stock: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             call = self.calls.current
             if number == 1 or call.tower is None:
                 with self.chooser.plan_work():
                     x = self._begin(x, call)
             state = call.tower
             assert state is not None
+            state.n_replaced += 1
             for cut in before:
                 x = self._cut(cut, x, call, state)
             args, named = block.select_inputs(state.patch_index, args, kwargs)
@@ -144,33 +149,41 @@ class TowerCuts:
                 state.attention = None
             return x
 
-        return forward
+        return replace(block.module, "forward", forward, reimplements=is_split)
 
-    def _first_block_forward(self, block: Block) -> Callable[..., Tensor]:
+    def _run_first_block(self, stock: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The forward of the first block where nothing is cut: the stock one, and the start of a pass."""
-        stock = block.module.forward
+        call = self.calls.current
+        with self.chooser.plan_work():
+            self._begin(x, call)
+        assert call.tower is not None
+        call.tower.n_replaced += 1
+        return stock(x, *args, **kwargs)
 
-        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            with self.chooser.plan_work():
-                self._begin(x, self.calls.current)
-            out: Tensor = stock(x, *args, **kwargs)
-            return out
-
-        return forward
-
-    def _head_forward(self, cuts: list[Cut]) -> Callable[[Tensor], Tensor]:
+    def _head_forward(self, cuts: list[Cut]) -> Callable[..., Tensor]:
         """The forward of the tower's head, which gets the projected tokens: (B, 1+N, E) -> (B, 1+K, E)."""
 
-        def forward(x: Tensor) -> Tensor:
+        def forward(stock: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
             call = self.calls.current
             if call.tower is None or not self.tower.blocks:
                 call.tower = self._new_pass(call, x.shape[0], x.shape[1] - 1, x.device)
+            call.tower.n_replaced += 1
+            x = stock(x)
             for cut in cuts:
                 x = self._cut(cut, x, call, call.tower)
             call.tower.attention = None
             return x
 
         return forward
+
+    def _check_complete(self, call: Call) -> None:
+        """Raises a UserError if a block ran without the plan: somebody may have put back a forward that they had saved."""
+        done = 0 if call.tower is None else call.tower.n_replaced
+        if done != self._n_replaced:
+            raise UserError(
+                f"the plan did not run: {done} of the {self._n_replaced} modules that it changed were called. Somebody has set "
+                "the forward of the others since; remove() the plan and apply it again"
+            )
 
     def _begin(self, x: Tensor, call: Call) -> Tensor:
         """Starts a pass; returns the tokens without padding, unless it stays."""
@@ -228,7 +241,7 @@ class TowerCuts:
                 samples=state.samples,
                 seed=cut.seed,
                 context=call.context,
-                part=self.chooser.part(step),
+                part=self.chooser.part(step, tokens.device),
                 pooling=self.tower.pooling if not at_head else None,
                 place=cut.name,
                 question=self._question(cut, call, x.shape[0], state),
@@ -258,6 +271,15 @@ class TowerCuts:
             return None
         h, w = self._full_grid(call) or state.grid or self.tower.grid
         return self.question(call, images, h * w)
+
+
+def _check_unwrapped(block: Block, number: int) -> None:
+    """Raises a UserError if the forward of a block that is run in two halves, or of its attention, would be skipped."""
+    try:
+        check_own(block.attention, "forward")
+        check_own(block.module, "forward")
+    except UserError as error:
+        raise UserError(f"block {number} is run in two halves, but {error}") from None
 
 
 def _compose(index: Tensor | None, chosen: Tensor) -> Tensor:

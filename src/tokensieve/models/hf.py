@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import siglip2
-from tokensieve.models.patching import replace
+from tokensieve.models.patching import call_with_hooks, replace
 from tokensieve.models.pooling import bias_pooler, blank_after, log_sizes, pool_single_token, query_row, split_heads
 from tokensieve.models.resizing import Resizing, resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Layout, Sizes, Tower, Undo, gather_rotary, watch_conv
@@ -103,17 +103,26 @@ class HFBlock:
         return args, kwargs
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
-        attn = self.attention
+        attn, seen = self.attention, list[Attention]()
+
+        def run(hidden_states: Tensor, *_: Any, position_embeddings: Any = None, **__: Any) -> tuple[Tensor, None]:
+            q, k, v = (
+                linear(hidden_states).unflatten(-1, (-1, attn.head_dim)).transpose(1, 2)  # (B, H, T, d)
+                for linear in (attn.q_proj, attn.k_proj, attn.v_proj)
+            )
+            if position_embeddings is not None:
+                q, k = (self._rotate(part, *position_embeddings).type_as(v) for part in (q, k))
+            scale = attn.head_dim**-0.5
+            out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
+            seen.append(Attention(q, k, self.prefix, scale, bias, lse, self.has_cls))
+            return getattr(attn, self.names.out)(out.transpose(1, 2).flatten(2)), None
+
         normed = getattr(self.module, self.names.norm1)(x)
-        heads = attn.q_proj.out_features // attn.head_dim
-        q, k, v = (split_heads(linear(normed), heads) for linear in (attn.q_proj, attn.k_proj, attn.v_proj))
-        if kwargs.get("position_embeddings") is not None:
-            cos, sin = kwargs["position_embeddings"]
-            q, k = (self._rotate(part, cos, sin).type_as(v) for part in (q, k))
-        scale = attn.head_dim**-0.5
-        out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
-        out = getattr(attn, self.names.out)(out.transpose(1, 2).flatten(2))
-        return x + self._branch(out, 1), Attention(q, k, self.prefix, scale, bias, lse, self.has_cls)
+        if self.names is ENCODER:
+            out = call_with_hooks(attn, run, hidden_states=normed, **kwargs)[0]
+        else:
+            out = call_with_hooks(attn, run, normed, *args, **kwargs)[0]
+        return x + self._branch(out, 1), seen[0]
 
     def mlp(self, x: Tensor) -> Tensor:
         return x + self._branch(self.module.mlp(getattr(self.module, self.names.norm2)(x)), 2)
@@ -215,7 +224,7 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
         check=check,
         on_layout=on_layout,
         patch_pooling=patch_pooling,
-        entries=[Entry(net, "forward", context=check_mask)],
+        entries=[Entry(net, "forward", context=check_mask, runs_all=True)],
         project=project,
         pooling=None if head is None else lambda view: _query_row(net, view),
         per_token=has_any_grid,
@@ -227,16 +236,15 @@ def _open(model: Any, net: Any, kind: Kind, layers: Any) -> Tower:
 
 def _resize(net: Any, resizing: Resizing) -> list[Undo]:
     """Has the tower see images of another size, with its position embeddings interpolated by its own code."""
-    embed, to = net.embeddings.forward, resizing.to
-    named = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in inspect.signature(embed).parameters else {}
+    to, parameters = resizing.to, inspect.signature(net.embeddings.forward).parameters
+    named = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in parameters else {}
 
-    def smaller(pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return embed(resize_images(pixel_values, to), *args, **kwargs | named)
+    def embed(stock: Callable[..., Any], pixel_values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return stock(resize_images(pixel_values, to), *args, **kwargs | named)
 
-    undo = [replace(net.embeddings, "forward", smaller)]
+    undo = [replace(net.embeddings, "forward", embed)]
     if hasattr(net, "rope_embeddings"):
-        angles = net.rope_embeddings.forward
-        undo.append(replace(net.rope_embeddings, "forward", lambda images: angles(resize_images(images, to))))
+        undo.append(replace(net.rope_embeddings, "forward", lambda stock, images: stock(resize_images(images, to))))
     return undo
 
 
@@ -266,9 +274,8 @@ def _query_row(net: Any, view: View) -> Tensor:
 
 def _weigh_mean(net: Any, prefix: int, sizes: Sizes) -> Undo:
     """Classifiers that average the patches themselves: each token is scaled so that their mean is the weighted one."""
-    stock = net.forward
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output, size = stock(*args, **kwargs), sizes()
         if size is not None:
             x = output.last_hidden_state

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import timm
-from tokensieve.models.patching import replace
+from tokensieve.models.patching import call_with_hooks, replace
 from tokensieve.models.pooling import bias_pooler, pool_single_token, weighted_mean, zero_empty_tokens
 from tokensieve.models.resizing import Resizing, resize_images, resize_positions
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, watch_conv
@@ -29,6 +29,10 @@ class OpenBlock:
     module: Any
     prefix: int
 
+    @property
+    def attention(self) -> Any:
+        return self.module.attn
+
     def attention_at(self, x: Tensor, bias: Tensor | None = None) -> Attention:
         attn = self.module.attn
         weight, offset, width = attn.in_proj_weight, attn.in_proj_bias, x.shape[-1]
@@ -40,20 +44,27 @@ class OpenBlock:
         return args, kwargs  # its tower hands it nothing but tokens
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
-        attn = self.module.attn
-        q, k, v = self._heads(F.linear(self.module.ln_1(x), attn.in_proj_weight, attn.in_proj_bias), 3)
-        q, k = self._normed(q, k)
-        scale = q.shape[-1] ** -0.5
-        out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
-        if getattr(attn, "head_scale", None) is not None:
-            out = out * attn.head_scale
-        out = out.transpose(1, 2).flatten(2)  # (B, T, D)
-        if not isinstance(attn, nn.MultiheadAttention):
-            out = attn.ln_inner(out)
-        out = attn.out_proj(out)
-        if hasattr(self.module, "ln_attn"):
-            out = self.module.ln_attn(out)
-        return x + self.module.ls_1(out), Attention(q, k, self.prefix, scale, bias, lse)
+        attn, seen = self.attention, list[Attention]()
+
+        def run(normed: Tensor, *_: Any, **__: Any) -> Any:
+            q, k, v = self._heads(F.linear(normed, attn.in_proj_weight, attn.in_proj_bias), 3)
+            q, k = self._normed(q, k)
+            scale = q.shape[-1] ** -0.5
+            out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
+            seen.append(Attention(q, k, self.prefix, scale, bias, lse))
+            if getattr(attn, "head_scale", None) is not None:
+                out = out * attn.head_scale
+            out = out.transpose(1, 2).flatten(2)  # (B, T, D)
+            if isinstance(attn, nn.MultiheadAttention):  # which does not call out_proj either, but uses its weights
+                return F.linear(out, attn.out_proj.weight, attn.out_proj.bias), None
+            return attn.out_proj(attn.ln_inner(out))
+
+        normed = self.module.ln_1(x)
+        if isinstance(attn, nn.MultiheadAttention):
+            out = call_with_hooks(attn, run, normed, normed, normed, need_weights=False, attn_mask=None)[0]
+        else:
+            out = self.module.ln_attn(call_with_hooks(attn, run, normed, attn_mask=None))
+        return x + self.module.ls_1(out), seen[0]
 
     def mlp(self, x: Tensor) -> Tensor:
         return x + self.module.ls_2(self.module.mlp(self.module.ln_2(x)))
@@ -74,6 +85,7 @@ def open_tower(model: nn.Module) -> Tower | None:
         return None
     from open_clip.model import CLIP, CustomTextCLIP
     from open_clip.timm_model import TimmModel
+    from open_clip.transformer import Attention as CustomAttention
     from open_clip.transformer import CustomResidualAttentionBlock, ResidualAttentionBlock, VisionTransformer
 
     visual: Any = getattr(model, "visual", model)
@@ -89,6 +101,8 @@ def open_tower(model: nn.Module) -> Tower | None:
     for block in transformer.resblocks:
         if not isinstance(block, ResidualAttentionBlock | CustomResidualAttentionBlock):
             raise Uncuttable(f"its blocks are {type(block).__name__}, not open_clip's")
+        if not isinstance(block.attn, nn.MultiheadAttention | CustomAttention):
+            raise Uncuttable(f"its attention is a {type(block.attn).__name__}, not open_clip's")
         if getattr(block.attn, "logit_scale", None) is not None:
             raise Uncuttable("its blocks use scaled cosine attention, which open_clip itself cannot run on images")
 
@@ -110,7 +124,10 @@ def open_tower(model: nn.Module) -> Tower | None:
         check=check,
         on_layout=lambda set_layout: watch_conv(visual.conv1, set_layout),
         patch_pooling=lambda sizes: _weigh_pooling(visual, sizes),
-        entries=[Entry(visual, name) for name in ("forward", "forward_intermediates") if hasattr(visual, name)],
+        entries=[
+            Entry(visual, "forward", runs_all=True),
+            *([Entry(visual, "forward_intermediates")] if hasattr(visual, "forward_intermediates") else []),
+        ],
         project=lambda x: _project(visual, x),
         resize=partial(_resize, visual) if hasattr(visual, "_embeds") else None,
         no_resize_reason="this version of open_clip embeds images in another way; install open_clip 2.26 or newer",
@@ -120,7 +137,7 @@ def open_tower(model: nn.Module) -> Tower | None:
 def _resize(visual: Any, resizing: Resizing) -> list[Undo]:
     """Has the tower see images of another size, with its position embeddings interpolated."""
 
-    def embed(x: Tensor) -> Tensor:
+    def embed(stock: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         x = visual.conv1(resize_images(x, resizing.to))  # (B, D, h, w)
         grid, table = (x.shape[2], x.shape[3]), visual.positional_embedding
         patches = resize_positions(table[1:], tuple(visual.grid_size), grid)
@@ -130,7 +147,7 @@ def _resize(visual: Any, resizing: Resizing) -> list[Undo]:
         out: Tensor = visual.ln_pre(visual.patch_dropout(x))
         return out
 
-    return [replace(visual, "_embeds", embed)]
+    return [replace(visual, "_embeds", embed, reimplements=True)]
 
 
 def _project(visual: Any, x: Tensor) -> Tensor:
@@ -157,13 +174,13 @@ def _weigh_pooling(visual: Any, sizes: Sizes) -> list[Undo]:
         if visual.attn_pool_type == "parallel":
             pools.append(visual.attn_pool_contrastive)
         return [bias_pooler(pool.attn, sizes) for pool in pools]
-    return [replace(visual, "_global_pool", _sized_pool(visual, visual._global_pool, sizes))]
+    return [replace(visual, "_global_pool", _sized_pool(visual, sizes), reimplements=True)]
 
 
-def _sized_pool(visual: Any, stock: Callable[[Tensor], tuple[Tensor, Tensor]], sizes: Sizes) -> Callable[..., Any]:
+def _sized_pool(visual: Any, sizes: Sizes) -> Callable[..., Any]:
     """Average pooling weighs by size, and tokens of size 0 (rest=zero) are 0 again after the norm."""
 
-    def pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    def pool(stock: Callable[[Tensor], tuple[Tensor, Tensor]], x: Tensor) -> tuple[Tensor, Tensor]:
         size = sizes()
         if size is None:
             return stock(x)

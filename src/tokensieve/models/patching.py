@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from tokensieve.errors import UserError
+from torch import nn
+
+from tokensieve.errors import UserError, short
 
 _NOTHING = object()
 
@@ -31,55 +35,120 @@ class Patch:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Patch:
         if self.is_active:
-            raise UserError("a model with a plan cannot be copied or saved whole; remove() the plan first")
+            _refuse_copy()
         copied = Patch(copy.deepcopy(self.function, memo))
         copied.is_active = False
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.is_active:
-            self.__deepcopy__({})
+            _refuse_copy()
         return Patch, (self.function,), {"is_active": False}
 
 
-_patches: WeakKeyDictionary[Any, dict[str, Patch]] = WeakKeyDictionary()  # the active ones of `replace`, by object and method
+_patched: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # methods that are replaced now, by object
 
 
 def is_patched(owner: Any, name: str) -> bool:
     """Whether `replace` has replaced this method, also if somebody has wrapped it since."""
-    return name in _patches.get(owner, {})
+    return _patched.get(owner, Counter())[name] > 0
 
 
-def replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Replaces a method of this one object by a function; the returned function restores it.
+def replace(owner: Any, name: str, function: Callable[..., Any], *, reimplements: bool = False) -> Callable[[], None]:
+    """Replaces a method of this one object by function(stock, *args, **kwargs); the returned function restores it.
 
-    The function becomes a bound method with the signature of the original one, so that torch.compile can trace it. If somebody
-    else has wrapped the method since (as PEFT, accelerate and torchao do), their wrapper stays, and what it calls is from then
-    on the original method.
+    stock is the method that was there.
+
+    It becomes a bound method with the signature of the original one, so that torch.compile can trace it. A hook of accelerate
+    stays around it. If somebody else has wrapped the method since (as PEFT, accelerate and torchao do), their wrapper
+    stays, and what it calls is from then on the original method.
+
+    Args:
+        reimplements: the function does not always call stock, but does its work itself. A UserError if somebody has put a
+            wrapper on the method before, because it would be skipped.
     """
 
     def method(patch: Patch, *args: Any, **kwargs: Any) -> Any:
         return patch.function(*args, **kwargs)
 
-    stock = getattr(owner, name)
+    if reimplements:
+        check_own(owner, name)
+    place = find_method(owner, name)
+    stock = getattr(owner, place)
     signature = inspect.signature(stock)
     first = inspect.Parameter("_patch", inspect.Parameter.POSITIONAL_ONLY)
     others = [one for one in signature.parameters.values() if one.name != first.name]  # wrappers copy our signature
     method.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]
     method.__name__ = name
-    patch, outer = Patch(function), _patches.get(owner, {}).get(name)
-    undo = set_attribute(owner, name, MethodType(method, patch))
-    _patches.setdefault(owner, {})[name] = patch
+    patch = Patch(functools.partial(function, stock))
+    bound = MethodType(method, patch)
+    undo = set_attribute(owner, place, bound)
+    counts = _patched.setdefault(owner, Counter())
+    if not counts.total():
+        owner.__dict__.update(_REFUSALS)
+    counts[name] += 1
 
     def take_off() -> None:
         undo()
+        for moved in [key for key, value in owner.__dict__.items() if value is bound]:  # accelerate moves it when it wraps
+            owner.__dict__[moved] = stock
         patch.function, patch.is_active = stock, False
-        if outer is None:
-            _patches[owner].pop(name, None)
-        else:
-            _patches[owner][name] = outer
+        counts[name] -= 1
+        if not counts.total():
+            for refusal in _REFUSALS:
+                owner.__dict__.pop(refusal, None)
 
     return take_off
+
+
+def run_stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The replacement of a method that changes nothing."""
+    return stock(*args, **kwargs)
+
+
+def find_method(owner: Any, name: str) -> str:
+    """The attribute of this object that holds its method: another one than `name` inside a hook of accelerate.
+
+    (accelerate puts back what is there when its hook is removed.)
+    """
+    there = owner.__dict__.get(name)
+    is_hooked = isinstance(there, functools.partial) and there.func.__module__ == "accelerate.hooks"
+    return "_old_forward" if is_hooked else name
+
+
+def check_own(owner: Any, name: str) -> None:
+    """Raises a UserError if somebody has replaced a method of this object, other than by a hook of accelerate."""
+    there = owner.__dict__.get(find_method(owner, name))
+    while isinstance(there, MethodType) and isinstance(there.__self__, Patch) and not there.__self__.is_active:
+        there = there.__self__.function  # what a plan left in the wrapper of somebody
+    if there is not None and getattr(there, "__func__", None) is not getattr(type(owner), name):
+        raise UserError(
+            f"{type(owner).__name__}.{name} was replaced by {_describe(there)}, which the plan would skip; apply the plan "
+            "first and wrap the method then, or take the wrapper off"
+        )
+
+
+def _describe(function: Any) -> str:
+    """The name of a function by its own code: functools.wraps copies the name of what it wraps."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    code = getattr(function, "__code__", None)
+    module = getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
+    return short(f"{module}.{type(function).__qualname__ if code is None else code.co_name}", 80)
+
+
+def _refuse_copy() -> None:
+    raise UserError("a model with a plan cannot be copied or saved whole; remove() the plan first")
+
+
+def _refuse_replicas() -> None:
+    raise UserError(
+        "torch.nn.DataParallel cannot run a model with a plan: its replicas would use the weights of the original; "
+        "use DistributedDataParallel with a process for each device"
+    )
+
+
+# Set on an object while one of its methods is replaced: a copy would share the replaced method with the original.
+_REFUSALS: dict[str, Callable[[], None]] = {"__getstate__": _refuse_copy, "_replicate_for_data_parallel": _refuse_replicas}
 
 
 def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
@@ -96,6 +165,28 @@ def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
             owner.__dict__[name] = before
 
     return undo
+
+
+def call_with_hooks(module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `module(*args, **kwargs)` would return if the function were its forward: hooks of torch and accelerate run."""
+    if module._backward_hooks or module._backward_pre_hooks:
+        raise UserError(f"{type(module).__name__} has backward hooks, which the plan would skip; remove them")
+    for key, hook in list(module._forward_pre_hooks.items()):
+        if key in module._forward_pre_hooks_with_kwargs:
+            args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+        elif (changed := hook(module, args)) is not None:
+            args = changed if isinstance(changed, tuple) else (changed,)
+    outer: Any = module.__dict__.get("_hf_hook")  # of accelerate
+    if outer is None:
+        out = function(*args, **kwargs)
+    else:
+        args, kwargs = outer.pre_forward(module, *args, **kwargs)
+        out = outer.post_forward(module, function(*args, **kwargs))
+    for key, hook in list(module._forward_hooks.items()):
+        with_kwargs = key in module._forward_hooks_with_kwargs
+        changed = hook(module, args, kwargs, out) if with_kwargs else hook(module, args, out)
+        out = out if changed is None else changed
+    return out
 
 
 class PerThread(threading.local):
@@ -124,9 +215,8 @@ class _Capture:
     def __init__(self, owner: Any) -> None:
         self.users = 0
         self.calls = PerThread()  # a list while this thread captures
-        stock = owner.forward
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             out = stock(*args, **kwargs)
             if self.calls.value is not None:
                 self.calls.value.append(Captured(args, kwargs, out))

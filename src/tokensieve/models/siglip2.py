@@ -50,9 +50,15 @@ def fit_grid(grid: Size, most: int) -> Size:
 
 def resize(net: Any, resizing: Resizing) -> list[Undo]:
     """Has the tower see smaller images. Its own code interpolates position embeddings to each image's grid."""
-    stock, patch = net.forward, int(net.config.patch_size)
+    patch = int(net.config.patch_size)
 
-    def forward(pixel_values: Tensor, pixel_attention_mask: Any = None, spatial_shapes: Any = None, **kwargs: Any) -> Any:
+    def forward(
+        stock: Callable[..., Any],
+        pixel_values: Tensor,
+        pixel_attention_mask: Any = None,
+        spatial_shapes: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         grids = [(int(h), int(w)) for h, w in spatial_shapes.tolist()]
         sizes = {grid: _smaller(grid, patch, resizing.decide) for grid in grids}
         resizing.set_full_grid(grids[0])

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models.patching import Patch, replace, set_attribute
+from tokensieve.models.patching import Patch, call_with_hooks, replace, set_attribute
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
 from tokensieve.models.resizing import Resizing, resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, gather_rotary, watch_conv
@@ -33,6 +33,10 @@ class TimmBlock:
     has_cls: bool
     norm_after: bool
 
+    @property
+    def attention(self) -> Any:
+        return self.module.attn
+
     def select_inputs(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockInputs:
         if kwargs.get("attn_mask") is not None or kwargs.get("is_causal"):
             raise UserError("this model was called with an attention mask, which cannot follow a cut; call it without")
@@ -42,22 +46,26 @@ class TimmBlock:
         return args, kwargs
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
-        module, attn = self.module, self.module.attn
-        normed = x if self.norm_after else module.norm1(x)
-        q, k, v = self._heads(normed)
-        q, k = attn.q_norm(q), attn.k_norm(k)
-        rope = kwargs.get("rope")
-        if rope is not None:
-            q, k = (self._rotate(part, rope).type_as(v) for part in (q, k))
-        groups = getattr(attn, "num_kv_groups", 1)
-        if groups > 1:
-            k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
-        out, lse = attend(q, k, v, bias, attn.scale)
-        out = attn.norm(out.transpose(1, 2).flatten(2))  # (B, T, D)
-        if getattr(attn, "gate", None) is not None:
-            out = out * attn.gate(normed).sigmoid()
-        out = attn.proj_drop(attn.proj(out))
-        return x + self._branch(out, 1), Attention(q, k, self.prefix, attn.scale, bias, lse, self.has_cls)
+        attn, seen = self.attention, list[Attention]()
+
+        def run(normed: Tensor, rope: Tensor | None = None, **_: Any) -> Tensor:
+            q, k, v = self._heads(normed)
+            q, k = attn.q_norm(q), attn.k_norm(k)
+            if rope is not None:
+                q, k = (self._rotate(part, rope).type_as(v) for part in (q, k))
+            groups = getattr(attn, "num_kv_groups", 1)
+            if groups > 1:
+                k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
+            out, lse = attend(q, k, v, bias, attn.scale)
+            seen.append(Attention(q, k, self.prefix, attn.scale, bias, lse, self.has_cls))
+            out = attn.norm(out.transpose(1, 2).flatten(2))  # (B, T, D)
+            if getattr(attn, "gate", None) is not None:
+                out = out * attn.gate(normed).sigmoid()
+            return attn.proj_drop(attn.proj(out))
+
+        normed = x if self.norm_after else self.module.norm1(x)
+        out = call_with_hooks(attn, run, normed, **{"attn_mask": None, "is_causal": False, **kwargs})
+        return x + self._branch(out, 1), seen[0]
 
     def mlp(self, x: Tensor) -> Tensor:
         normed = x if self.norm_after else self.module.norm2(x)
@@ -72,7 +80,8 @@ class TimmBlock:
         if getattr(attn, "q_bias", None) is None:
             joint = attn.qkv(x)
         else:  # EVA keeps q's and v's biases apart and has none for k
-            joint = F.linear(x, attn.qkv.weight, torch.cat((attn.q_bias, attn.k_bias, attn.v_bias)))
+            bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+            joint = attn.qkv(x) + bias if getattr(attn, "qkv_bias_separate", False) else F.linear(x, attn.qkv.weight, bias)
         return joint.unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _rotate(self, x: Tensor, rope: Tensor) -> Tensor:
@@ -165,9 +174,9 @@ def _open(trunk: Any, family: str) -> Tower:
         on_layout=lambda set_layout: watch_conv(embed.proj, set_layout),
         patch_pooling=lambda sizes: _weigh_pooling(trunk, sizes),
         entries=[
-            Entry(trunk, "forward"),
+            Entry(trunk, "forward", runs_all=True),
             Entry(trunk, "forward_intermediates"),
-            Entry(trunk, "forward_features", "part"),
+            Entry(trunk, "forward_features", "part", runs_all=True),
             Entry(trunk, "forward_head", "head", follows="forward_features"),
         ],
         project=lambda x: _project(trunk, x),
@@ -182,7 +191,6 @@ def _resize(trunk: Any, resizing: Resizing) -> list[Undo]:
     from timm.layers import Format
 
     embed, to = trunk.patch_embed, resizing.to
-    stock = embed.forward
     undo = (
         []
         if trunk.dynamic_img_size
@@ -191,14 +199,23 @@ def _resize(trunk: Any, resizing: Resizing) -> list[Undo]:
             set_attribute(embed, "strict_img_size", False),
             set_attribute(embed, "flatten", False),
             set_attribute(embed, "output_fmt", Format.NHWC),
+            replace(trunk, "_pos_embed", _embed_positions),
         ]
     )
     rope: Any = getattr(trunk, "rope", None)
     if getattr(rope, "feat_shape", None) is not None:  # it keeps the angles of one grid
         smaller = copy.deepcopy(rope)
         smaller.update_feat_shape([side // patch for side, patch in zip(to.size, embed.patch_size, strict=True)])
-        undo.append(replace(rope, "get_embed", lambda shape=None: smaller.get_embed().to(embed.proj.weight.device)))
-    return [*undo, replace(embed, "forward", lambda x: stock(resize_images(x, to)))]
+        undo.append(replace(rope, "get_embed", lambda *_, **__: smaller.get_embed().to(embed.proj.weight.device)))
+    return [*undo, replace(embed, "forward", lambda stock, x: stock(resize_images(x, to)))]
+
+
+def _embed_positions(stock: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """The tokens with their positions, and rotary angles; timm's own code cannot do it for an empty batch of any image size."""
+    if len(x):
+        return stock(x)
+    out = stock(x.new_zeros((1, *x.shape[1:])))
+    return (out[0][:0], *out[1:]) if isinstance(out, tuple) else out[:0]
 
 
 def _open_block(block: Any, prefix: int, has_cls: bool) -> TimmBlock:
@@ -253,9 +270,9 @@ def _weigh_pooling(trunk: Any, sizes: Sizes) -> list[Undo]:
             f"its pooling head ({type(pool).__name__}) takes no sizes, which merged tokens have, and those of a selector in "
             "training; use rest=drop, with a selector that is trained"
         )
-    undo = [blank_after(trunk.norm, trunk.num_prefix_tokens, sizes)]
     if pool is None:
-        return [*undo, replace(trunk, "pool", _sized_pool(trunk, trunk.pool, sizes))]
+        pooling = replace(trunk, "pool", _sized_pool(trunk, sizes), reimplements=True)
+        return [pooling, blank_after(trunk.norm, trunk.num_prefix_tokens, sizes)]
 
     def add_bias(module: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         size = sizes()
@@ -263,13 +280,14 @@ def _weigh_pooling(trunk: Any, sizes: Sizes) -> list[Undo]:
             kwargs = kwargs | {"attn_mask": log_sizes(size, args[0].shape[1]).to(args[0].dtype)}
         return args, kwargs
 
-    return [*undo, pool.register_forward_pre_hook(Patch(add_bias), with_kwargs=True).remove]
+    bias = pool.register_forward_pre_hook(Patch(add_bias), with_kwargs=True).remove
+    return [blank_after(trunk.norm, trunk.num_prefix_tokens, sizes), bias]
 
 
-def _sized_pool(trunk: Any, stock: Callable[..., Tensor], sizes: Sizes) -> Callable[..., Tensor]:
+def _sized_pool(trunk: Any, sizes: Sizes) -> Callable[..., Tensor]:
     """Average pooling weighs by size; the maximum is over tokens that stand for something."""
 
-    def pool(x: Tensor, pool_type: str | None = None) -> Tensor:
+    def pool(stock: Callable[..., Tensor], x: Tensor, pool_type: str | None = None) -> Tensor:
         size, kind = sizes(), trunk.global_pool if pool_type is None else pool_type
         if size is None or kind not in ("avg", "max", "avgmax"):
             return stock(x, pool_type)

@@ -26,6 +26,11 @@ class Block(Protocol):
 
     module: nn.Module  # the stock block; its own forward runs wherever nothing has to be opened
 
+    @property
+    def attention(self) -> nn.Module:
+        """The block's attention, whose work `attend` does."""
+        ...
+
     def select_inputs(self, index: Tensor | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BlockInputs:
         """What the model hands this block besides x, for the patches index (B, K) of those it was made for (None: all).
 
@@ -36,7 +41,7 @@ class Block(Protocol):
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
         """x (B, P+N, D) plus the attention branch; bias (B, 1, 1, P+N) is added to the logits of each key.
 
-        args and kwargs: what select_inputs() gave.
+        args and kwargs: what select_inputs() gave. Forward hooks of the attention run as in the stock block.
         """
         ...
 
@@ -60,6 +65,7 @@ class Entry:
     kind: Literal["call", "part", "head"] = "call"
     context: Callable[..., Mapping[str, Any]] | None = None  # of the method's arguments: what methods see as view.context
     follows: str = ""  # of a head: the method whose output it gets
+    runs_all: bool = False  # it runs every block of the tower, and its head if there is one
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,9 @@ def open_tower(model: nn.Module) -> Tower | None:
         head_width=model.width,
         no_blocks_reason="" if model.settings.shared else "every modality has a backbone of its own, so none can be cut inside",
         entries=[
-            Entry(model, "features", context=modalities),
+            Entry(model, "features", context=modalities, runs_all=True),
             *(
-                entry if entry.kind == "head" else replace(entry, kind="part")
+                entry if entry.kind == "head" else replace(entry, kind="part", runs_all=False)
                 for tower in towers.values()
                 for entry in tower.entries
             ),
