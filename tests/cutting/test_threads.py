@@ -336,6 +336,72 @@ def test_an_exception_in_a_re_identification_model_leaves_no_trace() -> None:
         check_failing_call(handle, norms[-2], lambda: model.encode(inputs), lambda: model.encode(inputs))
 
 
+def test_a_call_that_fails_after_a_call_inside_it_leaves_no_record(tower: nn.Module) -> None:
+    norms = [module for module in tower.modules() if isinstance(module, nn.LayerNorm)]
+    with torch.inference_mode(), tokensieve.apply(tower, MERGING) as handle:
+        encode_image(tower, images(2, 0))
+        inside: list[Any] = []
+
+        def call_and_fail(*_: Any) -> None:
+            if not inside:
+                inside.append(None)
+                encode_image(tower, images(3, 1))
+                inside.append(handle.kept)
+                raise KeyboardInterrupt
+
+        mark = norms[-3].register_forward_hook(call_and_fail)
+        with pytest.raises(KeyboardInterrupt):
+            encode_image(tower, images(2, 2))
+        mark.remove()
+        assert inside[1].shape == (3, 10)
+        assert handle.kept is None and handle.ledger == [] and handle.stages == [] and handle.samples is None
+
+
+def test_a_call_that_fails_before_the_first_block_leaves_no_record() -> None:
+    reid, vlm = make_reid_model(), vlm_models.llava()
+    inputs = {"RGB": images(2, 0, (32, 16))}
+    with torch.inference_mode(), tokensieve.apply(reid, "anchor@1:4(k=2)") as handle:
+        reid.encode(inputs)
+        assert handle.kept is not None
+        for bad in ({}, {"XYZ": inputs["RGB"]}, {"RGB": inputs["RGB"][:, :1]}):
+            with pytest.raises((UserError, RuntimeError)):
+                reid.features(bad)
+            assert handle.kept is None and handle.ledger == []
+    with torch.inference_mode(), tokensieve.apply(vlm, VLM_PLAN) as handle:
+        for bad in ({"inputs": [1, 2]}, {"input_ids": torch.zeros(1, 4), "pixel_values": torch.zeros(1)}):
+            vlm(**vlm_models.prompts((1,), (4,)))
+            assert handle.kept is not None
+            with pytest.raises((AttributeError, ValueError, RuntimeError)):
+                vlm.generate(**bad)
+            assert handle.kept is None and handle.ledger == []
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_generate_that_fails_half_way_leaves_no_record(error: type[BaseException]) -> None:
+    model, inputs = vlm_models.llava(), vlm_models.prompts((1, 2), (5, 3))
+    with torch.inference_mode(), tokensieve.apply(model, VLM_PLAN) as handle:
+
+        def answer() -> Tensor:
+            with handle.call(samples=torch.arange(3)):
+                return model.generate(**inputs, max_new_tokens=4, do_sample=False)
+
+        expected = answer(), handle.ledger
+        assert handle.kept is not None
+        steps: list[int] = []
+
+        def fail_later(*_: Any) -> None:
+            steps.append(1)
+            if len(steps) == 3:
+                raise error
+
+        mark = model.model.language_model.layers[4].register_forward_hook(fail_later)
+        with pytest.raises(error):
+            answer()
+        mark.remove()
+        assert len(steps) == 3 and handle.kept is None and handle.ledger == [] and handle.stages == []
+        assert same((answer(), handle.ledger), expected)
+
+
 def test_an_exception_in_one_thread_does_not_disturb_others(frequent_switches: None) -> None:
     model = make_tower("timm")
     norm = [module for module in model.modules() if isinstance(module, nn.LayerNorm)][3]
