@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,10 @@ from tests.support.pictures import CLASSES, picture, png, write_shards
 from tokensieve.cli import main
 from tokensieve.cutting.handle import Handle, apply
 from tokensieve.evaluation import planned_model
+from tokensieve.evaluation.planned_model import PlannedModel
 from tokensieve.models import loading
 from tokensieve.models.loading import fingerprints, load_errors
+from tokensieve.plan import Plan
 
 
 def test_without_arguments_the_embedded_model_meets_the_controls(
@@ -151,6 +154,7 @@ def test_token_selection_leaves_the_cls_feature(run: Run) -> None:
     selected, full = done.results.values()
     assert selected["reduction"]["tokens_out"] == 6
     assert selected["metrics"] == full["metrics"]
+    assert selected["reduction"]["changed"] is False and "CLS feature" in selected["reduction"]["reason"]
 
 
 def test_keeping_more_than_there_is_keeps_all_and_says_so(run: Run) -> None:
@@ -159,6 +163,51 @@ def test_keeping_more_than_there_is_keeps_all_and_says_so(run: Run) -> None:
     assert reduction["tokens_out"] == 24
     assert "everything is kept" in reduction["notes"][0]
     assert done.err.count("everything is kept") == 1
+    assert reduction["applied"] is True and reduction["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ("cover@2:500", "no token was removed"),
+        ("random@2:100%", "no token was removed"),
+        ("tome:-0", "no token was removed"),
+        ("resize(scale=1.0)", "no token was removed"),
+        ("random@out:1", "the image feature is the CLS feature"),
+        ("random@4.attn:1(rest=merge)", "the image feature is the CLS feature"),
+        ("anchor@out:5(k=2,rest=zero)", "the image feature is the CLS feature"),
+        ("random@3:5", None),
+        ("grid@3:5 + random@out:1", None),
+    ],
+)
+def test_a_plan_that_changes_nothing_says_so(run: Run, plan: str, reason: str | None) -> None:
+    """On the terminal, also with --quiet, and in the result; plans that change something are not accused."""
+    silent, loud = run("--plan", plan), run("--plan", plan, quiet=False)
+    reduction = only(silent)["reduction"]
+    assert reduction["applied"] is True and reduction["changed"] is (reason is None)
+    if reason is None:
+        assert reduction["reason"] is None and "changed nothing" not in silent.err + loud.out + loud.err
+        return
+    assert reason in reduction["reason"] and reduction["notes"]
+    sentence = f"{plan} changed nothing: {reduction['reason']}. Its numbers are those of the full model."
+    assert sentence in silent.err and sentence in loud.out
+    assert "(changed" in loud.out
+
+
+def test_a_fused_feature_is_changed_by_a_cut_at_the_output(run: Run) -> None:
+    reduction = only(run("--plan", "random@out:5", "--token_fusion", "weighted"))["reduction"]
+    assert reduction["changed"] is True and reduction["reason"] is None
+
+
+def test_what_other_processes_saw_counts(tiny_clip: SimpleNamespace) -> None:
+    """Here nothing was cut, but in another process it was."""
+    model = tiny_clip.make()[0]
+    planned = PlannedModel(model, Plan.parse("random@2:5"), 0, nullcontext)
+    assert planned.observed == (False, []) and planned.unchanged_reason is not None
+    planned.join((False, ["a note"]))
+    assert planned.unchanged_reason is not None
+    planned.join((True, ["a note", "another"]))
+    assert planned.unchanged_reason is None and planned.notes == ["a note", "another"]
 
 
 def test_a_tower_that_cannot_be_cut_runs_in_full_and_says_why(run: Run, tmp_path: Path) -> None:
@@ -167,6 +216,7 @@ def test_a_tower_that_cannot_be_cut_runs_in_full_and_says_why(run: Run, tmp_path
     reduction = only(done)["reduction"]
     assert reduction["applied"] is False and reduction["reason"] and reduction["layers"] == []
     assert reduction["reason"] in done.err and "applied)" in done.out
+    assert reduction["changed"] is False and f"was not applied: {reduction['reason']}. Its numbers" in done.out
     before = set(done.files)
     strict = run("--model", name, "--pretrained", "", "--enable_pruning", "--strict", "--output", "x.json", expect=2)
     assert reduction["reason"] in strict.err

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from tokensieve.cli import main
 from tokensieve.cutting.handle import apply
 from tokensieve.data import vqa
 from tokensieve.drawing import show_questions
+from tokensieve.evaluation.planned_model import PlannedModel
 from tokensieve.models.loading import vlm as load_vlm
 from tokensieve.plan import Plan
 from tokensieve.tasks.vqa.answering import SHORT, answer_questions
@@ -169,6 +172,20 @@ def test_flags_of_questions_without_any_are_mentioned(
     monkeypatch.chdir(tmp_path)
     assert main(["eval", "--dataset", "embedded", "--limit", "1", "--num_workers", "0", "--quiet", "--blind"]) == 0
     assert "--blind has no effect on zeroshot_classification" in capsys.readouterr().err
+
+
+def test_a_run_in_which_no_prompt_has_an_image_says_that_the_plan_changed_nothing(model: str) -> None:
+    loaded = load_vlm.load(model).model
+    ids = torch.tensor([[1, 7, 11, 12, 13]])
+
+    def text_only(net: Any, inputs: Any) -> Any:
+        return net(input_ids=inputs["input_ids"]).logits
+
+    planned = PlannedModel(loaded, Plan.parse("random@llm.2:50%"), 0, nullcontext, run=text_only)
+    with torch.inference_mode():
+        planned({"input_ids": ids}, samples=torch.arange(1))
+    assert planned.unchanged_reason == "no token was removed from any image"
+    assert any("no image" in note for note in planned.notes)
 
 
 @pytest.mark.slow

@@ -43,9 +43,11 @@ def test_bench_measures_and_writes(tiny_clip, tmp_path, capsys):
         ):
             assert math.isfinite(row[key]) and row[key] > 0
         assert row["gflops"] < row["gflops_full"] or row["notes"]
+        assert row["changed"] is (row["plan"] != "anchor(k=20,m=20)")
     assert json.loads(output.read_text())["rows"] == rows
     table = capsys.readouterr().out
     assert "interleaved" in table and "anchor@1" in table and f"{rows[0]['realized']:.3f}" in table
+    assert table.count("(changed") == 2 and table.count("note: ") == 1 and "everything is kept" in table
 
 
 def test_bench_measures_models_of_every_type(tmp_path):

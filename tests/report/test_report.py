@@ -74,6 +74,7 @@ def result(plan: str = "anchor:60", **changes: Any) -> dict[str, Any]:
         "reduction": {
             "plan": plan,
             "applied": plan != "none",
+            "changed": plan != "none",
             "reason": "the plan is none" if plan == "none" else None,
             "layers": [],
             "token_fusion": "cls",
@@ -317,6 +318,16 @@ def test_what_was_not_applied_is_said() -> None:
     assert "anchor:60 was not applied: it is a ResNet" in page and "a note" in page
     page, _ = page_of(result("none", token_fusion="mean"))
     assert "not applied" not in page
+
+
+def test_a_plan_that_changed_nothing_is_marked_in_the_table_and_explained() -> None:
+    page, reader = page_of(result("none"), result(changed=False, reason="no token was removed <b>"), result("random:60"))
+    assert "anchor:60 changed nothing: no token was removed &lt;b&gt;. Its numbers are those of the full model." in page
+    assert [row[1].strip() for row in reader.rows if len(row) == 7][1:] == ["none", "anchor:60 (changed nothing)", "random:60"]
+    page, reader = page_of(result(applied=False, changed=False, reason="it is a ResNet"))
+    assert [row[1].strip() for row in reader.rows if len(row) == 7][1:] == ["anchor:60 (not applied)"]
+    page, _ = page_of(result("none", applied=False, changed=False, reason="the plan is none"), result(changed=None))
+    assert "changed nothing" not in page and "not applied" not in page
 
 
 # ------------------------------------------------------------------------------------------------------------------ the page

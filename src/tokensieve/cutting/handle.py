@@ -17,7 +17,15 @@ from tokensieve.core import Reduction
 from tokensieve.cutting.choice import Chooser, Observer
 from tokensieve.cutting.decoder import DecoderCuts
 from tokensieve.cutting.passes import CallOptions, Calls, Pass, Row
-from tokensieve.cutting.placement import Cut, ResizedTower, check_token_counts, place_plan, resize_image, resize_tower
+from tokensieve.cutting.placement import (
+    Cut,
+    ResizedTower,
+    check_token_counts,
+    leave_feature,
+    place_plan,
+    resize_image,
+    resize_tower,
+)
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import PlanWarning, Uncuttable, UserError, describe_value
 from tokensieve.models.registry import open_tower, open_vlm
@@ -65,6 +73,7 @@ class Handle:
         self._chooser = Chooser(self.parts, check_finite)
         self._undo: list[Undo] = []
         self._open_tower: Tower | None = None
+        self.leaves_feature = False  # the plan changes output tokens only, and not the image feature
         self._tower: TowerCuts | None = None
         self._decoder: DecoderCuts | None = None
         if not plan.is_identity:
@@ -87,6 +96,8 @@ class Handle:
             tower.check()
             for note in check_token_counts(cuts, tower, self.parts):
                 self._chooser.notes.add(note)
+            is_full_size = resized is None or resized.full_grid == tower.grid
+            self.leaves_feature = vlm is None and is_full_size and leave_feature(cuts, tower)
             self._tower = TowerCuts(tower, in_tower, self._chooser, self._calls, self._question, resized)
         elif in_tower:
             assert vlm is not None
@@ -219,6 +230,11 @@ class Handle:
     def ledger(self) -> list[Row]:
         """Patch tokens in and out at each cut."""
         return list(self._pass.ledger) if self._pass else []
+
+    @property
+    def has_cut(self) -> bool:
+        """Whether the last pass ran on fewer tokens than the full model."""
+        return any(row.tokens_out < row.tokens_in for row in self.ledger)
 
     @property
     def reduction(self) -> Reduction | None:

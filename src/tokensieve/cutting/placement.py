@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -172,6 +172,11 @@ def _resolve_positions(step: Step, depth: int) -> list[tuple[int, str]]:
     return positions
 
 
+def leave_feature(cuts: Sequence[Cut], tower: Tower) -> bool:
+    """Whether the cuts leave the image feature of the tower as it is: it is made of CLS, which sees no token behind them."""
+    return tower.pools_cls and all(cut.layer == tower.depth for cut in cuts)
+
+
 def count_note(cut: Cut, n: int) -> str | None:
     """The note for a cut that keeps all of n tokens, or more than its budget."""
     keep, budget = cut.count(n), cut.budget
@@ -197,7 +202,8 @@ def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) 
             raise UserError(
                 f"{cut.step}: its weights leave {part.budget(cut.name)} tokens, not {keep}; leave the number out{advice}"
             )
-        elif cut.step.rest == "zero" and tower.pools_cls:
-            notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens become 0")
+        elif tower.pools_cls and (cut.step.rest == "zero" or leave_feature(cuts, tower)):
+            change = "become 0" if cut.step.rest == "zero" else "are cut"
+            notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens {change}")
         n = keep + 1 if cut.step.rest == "fuse" and keep < n else keep
     return notes

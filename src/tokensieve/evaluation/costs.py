@@ -42,7 +42,8 @@ def summarise_reductions(
                 {
                     "plan": str(model.plan),
                     "applied": model.handle is not None,
-                    "reason": model.reason,
+                    "changed": model.unchanged_reason is None,
+                    "reason": model.reason or model.unchanged_reason,
                     "layers": [vars(row) for row in ledger],
                     "tokens_in": patches,
                     "tokens_out": ledger[-1].tokens_out if ledger else patches,

@@ -18,6 +18,7 @@ HEAD = ("dataset", "model", "pretrained", "task", "language", "model_fullname")
 REDUCTION = (
     "plan",
     "applied",
+    "changed",
     "reason",
     "layers",
     "tokens_in",

@@ -61,10 +61,13 @@ def run_pass(
                 mine.append((batch.number, [records_of_batch[order.index(index)] for index in range(len(models))]))
     except torch.OutOfMemoryError as error:
         raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
-    gathered = processes.gather((mine, reading.n_samples, reading.broken))
+    gathered = processes.gather((mine, reading.n_samples, reading.broken, [model.observed for model in models]))
     if gathered is None:
         return PassResult({}, 0, [])
-    n_samples, broken = sum(n for _, n, _ in gathered), [sample for *_, samples in gathered for sample in samples]
+    for *_, observed in gathered:
+        for model, of_process in zip(models, observed, strict=True):
+            model.join(of_process)
+    n_samples, broken = sum(n for _, n, *_ in gathered), [sample for _, _, samples, _ in gathered for sample in samples]
     check_broken_share(broken, n_samples, n_samples + len(broken), args.max_broken, reading.data)
     ordered = sorted((entry for entries, *_ in gathered for entry in entries), key=lambda entry: entry[0])
     records = {str(model.plan): [batch[index] for _, batch in ordered] for index, model in enumerate(models)}

@@ -55,6 +55,8 @@ class PlannedModel:
         self.handle: Handle | None = None
         self.reason: str | None = "the plan is none" if plan.is_identity else None
         self.times: list[tuple[int, float]] = []  # images and seconds of every batch
+        self.has_cut = False  # at least one batch ran on fewer tokens
+        self._notes: dict[str, None] = {}  # of other processes
         try:
             if fusion.kind != "cls":
                 open_tower(model)
@@ -83,7 +85,30 @@ class PlannedModel:
 
     @property
     def notes(self) -> list[str]:
-        return list(self.handle.notes) if self.handle else []
+        """What the plan does not do on this model, or has not done with the images so far."""
+        return list(dict.fromkeys([*(self.handle.notes if self.handle else []), *self._notes]))
+
+    @property
+    def unchanged_reason(self) -> str | None:
+        """Why what was measured so far is the full model; None if it is not."""
+        if self.handle is None:
+            return self.reason if self.fusion.kind == "cls" else None
+        if not self.has_cut:
+            return "no token was removed from any image"
+        if self.handle.leaves_feature and self.fusion.kind == "cls":
+            return "the image feature is the CLS feature, which this plan does not change"
+        return None
+
+    @property
+    def observed(self) -> tuple[bool, list[str]]:
+        """What the batches of this process have shown of the plan, for `join`."""
+        return self.has_cut, self.notes
+
+    def join(self, observed: tuple[bool, list[str]]) -> None:
+        """Adds what the batches of another process have shown."""
+        has_cut, notes = observed
+        self.has_cut |= has_cut
+        self._notes |= dict.fromkeys(notes)
 
     def __call__(self, images: Inputs, samples: Tensor | None = None, timed: bool = True) -> Any:
         """What the task runs under the plan; by default the image features.
@@ -119,7 +144,10 @@ class PlannedModel:
             stack.enter_context(self.precision())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore", PlanWarning)  # as above
-            return run(self.model, images)
+            output = run(self.model, images)
+        if self.handle is not None:
+            self.has_cut |= self.handle.has_cut
+        return output
 
     @property
     def seconds(self) -> float:

@@ -1,4 +1,5 @@
-"""Sentences below the table of an evaluation: where anchors lose what another plan with no more tokens keeps."""
+"""Sentences below the table of an evaluation: which plans changed nothing, and where anchors lose what another plan with no
+more tokens keeps."""
 
 from __future__ import annotations
 
@@ -50,6 +51,16 @@ def table_remarks(
             remarks.append(
                 f"--enable_pruning {lost}; --prune_rest merge merges each of them into the most similar kept token instead."
             )
+    return remarks
+
+
+def unchanged_remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A sentence for each plan that changed nothing, so that its numbers are not taken for those of fewer tokens."""
+    remarks = []
+    for done in (row["reduction"] for row in rows):
+        if done["changed"] is False and done["plan"] != "none":
+            effect = "changed nothing" if done["applied"] else "was not applied"
+            remarks.append(f"{done['plan']} {effect}: {done['reason']}. Its numbers are those of the full model.")
     return remarks
 
 

@@ -16,7 +16,7 @@ from tokensieve.tasks.statistics import grouped_stderr
 
 def rows_without_model(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     """The `reduction` of results whose features come from an earlier run."""
-    unknown = dict.fromkeys(("applied", "tokens_in", "tokens_out", "gflops", "gflops_full"))
+    unknown = dict.fromkeys(("applied", "changed", "tokens_in", "tokens_out", "gflops", "gflops_full"))
     speeds = dict.fromkeys(("images_per_second", "images_per_second_full"))
     reason = "the features are of an earlier run (--skip_load)"
     return [{"plan": str(plan), **unknown, "reason": reason, "layers": [], **speeds, "notes": []} for plan in plans]

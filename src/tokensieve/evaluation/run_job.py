@@ -30,7 +30,7 @@ from tokensieve.evaluation.jobs import Job, template_fields
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.evaluation.passes import PassResult, check_broken_share, first_sample, run_pass
 from tokensieve.evaluation.planned_model import Fusion, PlannedModel
-from tokensieve.evaluation.remarks import table_remarks
+from tokensieve.evaluation.remarks import table_remarks, unchanged_remarks
 from tokensieve.evaluation.rows import add_losses, keep_earlier_measurements, make_row, rows_without_model
 from tokensieve.flags import Flag
 from tokensieve.models.loading.loaded import Loaded
@@ -86,6 +86,9 @@ def run_job(
         for note in model.notes:  # those that depend on the images
             warn(note)
     rows, scores = _make_rows(prepared, passes, job, args, device, processes)
+    unchanged = unchanged_remarks(rows)
+    for remark in unchanged if not show else ():
+        warn(remark)
     remarks = table_remarks(
         rows,
         scores,
@@ -93,7 +96,7 @@ def run_job(
         prepared.task.unit,
         by_pruning_flag=args.enable_pruning and args.prune_rest is None,
     )
-    return _write(rows, remarks, job, prepared.task, started, show)
+    return _write(rows, [*unchanged, *remarks], job, prepared.task, started, show)
 
 
 # ---------------------------------------------------------------------------------------------------------------- prepare

@@ -36,7 +36,7 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
         table.add_column(name, justify="right", no_wrap=True)
     for row in sorted(rows, key=lambda row: (row["reduction"]["plan"] != "none", -_number(row["metrics"][metric]))):
         done, numbers = row["reduction"], row["metrics"]
-        plan = f"{done['plan']} (not applied)" if done["applied"] is False and done["plan"] != "none" else done["plan"]
+        plan = f"{done['plan']}{_unchanged(done)}"
         tokens = "-" if done["tokens_in"] is None else f"{done['tokens_in']} -> {done['tokens_out']}"
         speed, full = done["images_per_second"], done["images_per_second_full"]
         table.add_row(
@@ -83,6 +83,13 @@ def print_files(files: Sequence[Path]) -> None:
         console.print(f"{len(files)} results in the folder {folder}:", markup=False, highlight=False, soft_wrap=True)
         for file in files:
             console.print(f"  {file.name}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _unchanged(reduction: dict[str, Any]) -> str:
+    """What to print behind a plan whose numbers are those of the full model."""
+    if reduction["plan"] == "none" or reduction["changed"] is not False:
+        return ""
+    return " (changed nothing)" if reduction["applied"] else " (not applied)"
 
 
 def _decoder_budget(reduction: dict[str, Any]) -> str:

@@ -99,6 +99,7 @@ def measure(
         "vision_tokens": int(placeholders.sum(1).amax()),
         "new_tokens": new_tokens,
         "layers": [vars(row) for row in handle.ledger],
+        "changed": handle.has_cut,
         "seconds_full": _medians(full),
         "seconds": _medians(reduced),
         "speedup": {phase: _ratio([row[phase] for row in full], [row[phase] for row in reduced]) for phase in RATIOS},

@@ -24,7 +24,7 @@ def print_vision_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         peak = "-" if row["peak_mib"] is None else f"{row['peak_mib_full']:.0f}>{row['peak_mib']:.0f}"
         table.add_row(
-            row["plan"],
+            row["plan"] if row["changed"] else f"{row['plan']} (changed nothing)",
             str(row["batch_size"]),
             "/".join(f"{row[key]:.3g}" for key in ("seconds_full", "seconds", "seconds_oracle")),
             *(f"{row[key]:.2f}x" for key in ("speedup", "speedup_oracle")),
@@ -33,6 +33,7 @@ def print_vision_rows(rows: Sequence[Mapping[str, Any]]) -> None:
             peak,
         )
     Console().print(table)
+    _print_notes(rows)
 
 
 def print_vlm_rows(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -47,7 +48,9 @@ def print_vlm_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         f"{first['vision_tokens']} vision tokens in a prompt of {first['prompt_tokens']}"
     )
     for plan in dict.fromkeys(row["plan"] for row in rows):
-        table = Table(title=plan, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+        changed = any(row["changed"] for row in rows if row["plan"] == plan)
+        title = plan if changed else f"{plan} (changed nothing)"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
         times = ("tower\nms", "select\nms", "prefill\nms", "both\nms", "decode\nms", "first\nms", "total\nms")
         for head in ("B", "", *times, "LLM\nGFLOPs", "all\nGFLOPs", "cache\nMiB"):
             table.add_column(head, justify="right" if head else "left", no_wrap=True)
@@ -67,6 +70,13 @@ def print_vlm_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         f"first: until the prompt is read; total: {first['new_tokens']} new tokens; GFLOPs of a prompt: of the language model "
         "with what\nthe plan does in it, and of all up to the first new token"
     )
+    _print_notes(rows)
+
+
+def _print_notes(rows: Sequence[Mapping[str, Any]]) -> None:
+    """What the plans do not do on this model."""
+    for note in dict.fromkeys(note for row in rows for note in row["notes"]):
+        print(f"note: {note}")
 
 
 def print_break_even(points: Sequence[Mapping[str, Any]]) -> None:

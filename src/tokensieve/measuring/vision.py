@@ -145,6 +145,7 @@ def measure(
                 "plan": str(plan),
                 "batch_size": len(images),
                 "layers": [vars(row) for row in handles[i].ledger],
+                "changed": handles[i].has_cut,
                 "seconds_full": statistics.median(full),
                 "seconds": statistics.median(reduced[i]),
                 "seconds_oracle": statistics.median(ideal_times[i]),

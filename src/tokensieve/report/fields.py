@@ -65,6 +65,16 @@ def speed_up(result: Result) -> float | None:
     return speed / full if speed and full else None
 
 
+def unchanged(result: Result) -> str | None:
+    """In which way the plan of a result did nothing; None if it did something, or if that is not known."""
+    done = mapping_at(result, "reduction")
+    if method_name(result) == FULL:
+        return None
+    if done.get("applied") is False:
+        return "was not applied"
+    return "changed nothing" if done.get("changed") is False else None
+
+
 def mapping_at(result: Result, name: str) -> Mapping[str, Any]:
     """The values of that name; none if it is something else."""
     value = result.get(name)

@@ -22,6 +22,7 @@ from tokensieve.report.fields import (
     number_of,
     plan_label,
     speed_up,
+    unchanged,
     value_text,
 )
 from tokensieve.report.plots import Point
@@ -97,8 +98,8 @@ def render_section(number: int, name: str, rows: Sequence[Result]) -> str:
     notes = {note: None for row in rows for note in mapping_at(row, "reduction").get("notes") or ()}
     for row in rows:
         done = mapping_at(row, "reduction")
-        if done.get("applied") is False and method_name(row) != "none":
-            notes[f"{plan_label(row)} was not applied: {done.get('reason')}"] = None
+        if (effect := unchanged(row)) is not None:
+            notes[f"{plan_label(row)} {effect}: {done.get('reason')}. Its numbers are those of the full model."] = None
     if notes:
         parts.append("<ul class='notes'>" + "".join(f"<li>{escape(str(note))}</li>" for note in notes) + "</ul>")
     if metric is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from tokensieve.report import plots
-from tokensieve.report.fields import NOTHING, Result, mapping_at, mark_kind, number_of, plan_label, speed_up
+from tokensieve.report.fields import NOTHING, Result, mapping_at, mark_kind, number_of, plan_label, speed_up, unchanged
 from tokensieve.tasks.registry import is_percent
 
 
@@ -52,11 +52,19 @@ def render_table(rows: Sequence[Result], metric: str | None) -> str:
             NOTHING if faster is None else f"{faster:.2f}×",
         ]
         mark = plots.legend_mark(mark_kind(row, rows))
-        first = f"<td class='soft'>{number}</td><th scope='row'>{mark} <code>{escape(plan_label(row))}</code></th>"
+        first = (
+            f"<td class='soft'>{number}</td><th scope='row'>{mark} <code>{escape(plan_label(row))}</code>{_effect(row)}</th>"
+        )
         lines.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return f"<div class='wide'>{table}</div>{_all_metrics(rows)}"
+
+
+def _effect(result: Result) -> str:
+    """A remark behind a plan that did nothing."""
+    effect = unchanged(result)
+    return "" if effect is None else f" <span class='soft'>({effect.removeprefix('was ')})</span>"
 
 
 def _all_metrics(rows: Sequence[Result]) -> str:
