@@ -122,7 +122,7 @@ class SelectorLearner:
         self.scorer.exploration = config.exploration
         self.plans = [Plan.parse(text) for text in config.plans]
         self.handles = [Handle(self.model, plan, config.seed, parts={METHOD: self.scorer}) for plan in self.plans]
-        for note in (note for handle in self.handles for note in handle.notes):
+        for note in (note for handle in self.handles if not handle.leaves_feature for note in handle.notes):
             raise UserError(f"{note}, so there is nothing to learn; keep fewer")
         self.next_blocks = [self._next_block(plan) for plan in self.plans]
         self.source = self.read(config.split)
