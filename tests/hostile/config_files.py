@@ -273,8 +273,8 @@ def _check_lines(errors: ConfigErrors, text: str) -> None:
         elsewhere = elsewhere or error.message.startswith(("missing", "names nothing to search"))
         name, line = key.rpartition(".")[2], [*file_lines, ""][error.line - 1]
         if key and not elsewhere and not name.isdigit() and not key.endswith("...") and line.isprintable() and "\\" not in line:
-            words = ("key", "tag", "<<")  # of what is wrong inside a section; an anchor stands in a line of its own
-            inside = any(word in error.message for word in words) or "&" in line or "<<" in line
+            starts = ("a key", "a list or", "the tag", "the character", "<<")  # of what is wrong with a key inside a section
+            inside = error.message.startswith(starts) or "&" in line or "<<" in line  # an anchor has a line of its own
             first = [*name.split(), ""][0]  # a key in quotes may go on in the next line
             assert first in (text if inside else line), f"{error}: the line is {line[:100]!r}"
 
