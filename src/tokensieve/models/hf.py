@@ -103,7 +103,8 @@ class HFBlock:
         return args, kwargs
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
-        attn, seen = self.attention, list[Attention]()
+        attn = self.attention
+        seen: list[Attention] = []
 
         def run(hidden_states: Tensor, *_: Any, position_embeddings: Any = None, **__: Any) -> tuple[Tensor, None]:
             q, k, v = (

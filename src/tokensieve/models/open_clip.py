@@ -44,7 +44,8 @@ class OpenBlock:
         return args, kwargs  # its tower hands it nothing but tokens
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
-        attn, seen = self.attention, list[Attention]()
+        attn = self.attention
+        seen: list[Attention] = []
 
         def run(normed: Tensor, *_: Any, **__: Any) -> Any:
             q, k, v = self._heads(F.linear(normed, attn.in_proj_weight, attn.in_proj_bias), 3)

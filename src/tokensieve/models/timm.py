@@ -46,7 +46,8 @@ class TimmBlock:
         return args, kwargs
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
-        attn, seen = self.attention, list[Attention]()
+        attn = self.attention
+        seen: list[Attention] = []
 
         def run(normed: Tensor, rope: Tensor | None = None, **_: Any) -> Tensor:
             q, k, v = self._heads(normed)
