@@ -15,9 +15,9 @@ import sys
 import tempfile
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tokensieve.errors import UserError, did_you_mean, one_line, short
 from tokensieve.provenance import to_json_value
@@ -29,23 +29,33 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # 
 DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/([0-9]{1,9})")
 
 
-def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT) -> bytes:
-    """The content of a regular file; a UserError if it cannot be read, or is larger. Never waits for a pipe or a device."""
+@contextmanager
+def open_regular(path: str | Path, max_bytes: int | None = None) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file for reading, and its size; a UserError if it cannot be read, or is larger. Never waits for a pipe."""
     name = short(path, 200)
-    try:
-        with open(path, "rb", opener=lambda file, flags: os.open(file, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+    with ExitStack() as stack:
+        try:
+            no_wait = getattr(os, "O_NONBLOCK", 0)
+            file = stack.enter_context(open(path, "rb", opener=lambda file, flags: os.open(file, flags | no_wait)))
             about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode):
-                raise UserError(f"cannot read {name}: it is not a regular file")
-            if about.st_size > max_bytes:
-                raise UserError(f"cannot read {name}: it has {about.st_size:,} bytes, more than {max_bytes:,}")
-            return file.read(max_bytes)
-    except UserError:
-        raise
-    except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror}") from error
-    except ValueError as error:  # NUL in the name
-        raise UserError(f"cannot read {name}: {error}") from error
+        except ValueError as error:  # NUL in the name
+            raise UserError(f"cannot read {name}: {error}") from error
+        except OSError as error:
+            raise UserError(f"cannot read {name}: {error.strerror}") from error
+        if not stat.S_ISREG(about.st_mode):
+            raise UserError(f"cannot read {name}: it is not a regular file")
+        if max_bytes is not None and about.st_size > max_bytes:
+            raise UserError(f"cannot read {name}: it has {about.st_size:,} bytes, more than {max_bytes:,}")
+        try:
+            yield file, about.st_size
+        except OSError as error:
+            raise UserError(f"cannot read {name}: {error.strerror}") from error
+
+
+def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT) -> bytes:
+    """The content of a regular file; a UserError if it cannot be read, or is larger."""
+    with open_regular(path, max_bytes) as (file, size):
+        return file.read(size)
 
 
 def read_text(path: str | Path, max_bytes: int = MAX_TEXT) -> str:
@@ -58,13 +68,17 @@ def read_text(path: str | Path, max_bytes: int = MAX_TEXT) -> str:
 
 def read_json(path: str | Path, max_bytes: int = MAX_TEXT) -> Any:
     """The JSON value in a file; a UserError if there is none."""
-    text = read_text(path, max_bytes)
+    return parse_json(read_text(path, max_bytes), short(path, 200))
+
+
+def parse_json(text: str, source: str) -> Any:
+    """The JSON value of a text; a UserError if it is none. source: where it comes from, for messages."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise UserError(f"{short(path, 200)} is not JSON that can be read: it is nested too deeply") from None
+        raise UserError(f"{source} is not JSON that can be read: it is nested too deeply") from None
     except ValueError as error:
-        raise UserError(f"{short(path, 200)} is not JSON: {one_line(error, 100)}") from None
+        raise UserError(f"{source} is not JSON: {one_line(error, 100)}") from None
 
 
 def slug(plan: str) -> str:

@@ -1,6 +1,7 @@
 """Trained parts in files: kept, checked, found, and refused in one line where they do not fit."""
 
 import json
+import os
 import pickle
 
 import pytest
@@ -15,7 +16,8 @@ from tokensieve.methods.registry import REGISTRY, get_method
 from tokensieve.models import loading
 from tokensieve.models.registry import open_tower
 from tokensieve.parts import files as part_files
-from tokensieve.parts import resolve, signature
+from tokensieve.parts import header, resolve, signature, tensor_files
+from tokensieve.parts.fit import SHIPPED
 from tokensieve.testing import fresh_part
 
 METHOD = get_method("learned")
@@ -89,12 +91,175 @@ def test_what_is_no_part_is_refused_in_one_line(model, scorer, tmp_path):
     assert "no .safetensors file" in refused(model, tmp_path / "empty")
 
 
+def rewrite(path, about, tensors=None):
+    """The file with another header, which has the right checksum."""
+    tensors = load_file(path) if tensors is None else tensors
+    about = {key: value for key, value in about.items() if key != "sha256"}
+    if about.get("format") == part_files.FIRST_FORMAT:
+        about["sha256"] = part_files.part_checksum(tensors)
+    else:
+        about["sha256"] = header.checksum(about, tensor_files.tensor_blocks(tensors))
+    save_file(tensors, path, metadata={part_files.HEADER: json.dumps(about)})
+
+
 def test_a_flipped_bit_is_found(model, scorer, tmp_path):
     path = made(tmp_path, model, scorer)
     raw = bytearray(path.read_bytes())
     raw[-1000] ^= 1
     path.write_bytes(raw)
-    assert "damaged, its tensors are not those that were saved" in refused(model, path)
+    assert "damaged, it is not as it was saved" in refused(model, path)
+
+
+class Single(torch.nn.Module):
+    """A part with one small tensor, so that all bits of its file can be tried."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.settings, self.weight = {"width": width}, torch.nn.Parameter(torch.zeros(width))
+
+
+@pytest.fixture
+def single():
+    @tokensieve.method(part=Single)
+    def single(view, keep):
+        raise NotImplementedError
+
+    yield Single(2)
+    REGISTRY.remove("single")
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_of_a_file_is_found_or_changes_nothing(single, tmp_path):
+    path = tmp_path / "single.safetensors"
+    about = part_files.describe_part("single", single, {"tower": [1.5, None]}, {"model": "one"})
+    whole = part_files.pack_part(single, about)
+    path.write_bytes(whole)
+    right = part_files.read_part(path)
+    same = 0
+    for bit in range(8 * len(whole)):
+        raw = bytearray(whole)
+        raw[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(raw)
+        try:
+            loaded = part_files.read_part(path)
+        except UserError:
+            continue
+        assert loaded.about == right.about and torch.equal(loaded.part.weight, right.part.weight), bit
+        same += 1
+    assert same < 100  # spaces that became tabs or line ends
+
+
+def test_changes_of_the_header_alone_are_found(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    about, tensors = part_files.read_part_file(path)
+    changes = ({"trained": {"model": "two"}}, {"tower": [1.0]}, {"more": 1}, {"format": part_files.FIRST_FORMAT})
+    for change in changes:
+        save_file(tensors, path, metadata={part_files.HEADER: json.dumps(about | change)})
+        assert "damaged, it is not as it was saved" in refused(model, path)
+
+
+@pytest.mark.parametrize("tower", ["[NaN]", "[Infinity]", "[1e999]", "[true]", '["1"]', "[[1]]", "[-1]", "{}", "null"])
+def test_a_signature_holds_finite_numbers(model, scorer, tmp_path, tower):
+    path = made(tmp_path, model, scorer)
+    about, tensors = part_files.read_part_file(path)
+    text = json.dumps(about | {"tower": "HERE"}).replace('"HERE"', tower)
+    for form in (part_files.FORMAT, part_files.FIRST_FORMAT):
+        save_file(tensors, path, metadata={part_files.HEADER: text.replace(part_files.FORMAT, form)})
+        told = refused(model, path)
+        assert "not finite" in told or "its header has no tower" in told
+    assert not signature.signatures_match({"tower": [1.0]}, {"tower": [float("nan")]})
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", "float64", "complex64", "float8_e4m3fn", "bool", "uint8"])
+def test_weights_of_other_types_are_refused(model, scorer, tmp_path, kind):
+    path = made(tmp_path, model, scorer)
+    about, tensors = part_files.read_part_file(path)
+    rewrite(path, about, {name: value.to(getattr(torch, kind)) for name, value in tensors.items()})
+    assert f"is of type {kind}, not float32 or float16 or bfloat16" in refused(model, path)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_half_precision_is_read_and_double_is_not_written(model, scorer, tmp_path, kind):
+    path = made(tmp_path, model, scorer.to(kind))
+    loaded = resolve.load_parts(Plan.parse("learned@4:32"), model, path)["learned"]
+    assert all(torch.equal(value.float(), scorer.state_dict()[name].float()) for name, value in loaded.state_dict().items())
+    with pytest.raises(UserError, match=r"float64; convert the part with \.float\(\)"):
+        made(tmp_path, model, scorer.double())
+
+
+def test_settings_of_any_size_allocate_nothing(model, scorer, tmp_path):
+    path = made(tmp_path, model, scorer)
+    about = part_files.read_header(path)
+    for width, told in ((10**9, "is (128,), not (1000000000,)"), (10**18, "whole number"), (10**30, "integer of 100 bits")):
+        rewrite(path, about | {"settings": {"width": width}})
+        assert told in refused(model, path)
+    rewrite(path, about | {"trained": {"x": json.loads("[" * 30 + "]" * 30)}})
+    assert "nested more than 20 deep" in refused(model, path)
+    rewrite(path, about | {"trained": {"model": "x" * (2 << 20)}})
+    assert "its header has 2,0" in refused(model, path)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("learned", {"width": -3}),
+        ("merger", {"hidden": 0}),
+        ("merger", {"keep": "7"}),
+        ("merger", {"temperature": float("nan")}),
+        ("merger", {"kind": ["simple"]}),
+        ("cross", {"layers": [1, 1]}),
+        ("cross", {"layers": list(range(1001))}),
+        ("cross", {"layers": ["1"]}),
+        ("cross", {"keep": [-1], "layers": [2]}),
+        ("cross", {"heads": 0}),
+        ("sdtps", {"modalities": ["RGB", "RGB"]}),
+        ("sdtps", {"patches": 10**12}),
+        ("sdtps", {"aggr_ratio": 10**400}),
+        ("sdtps", {"aggregation": ["mix"]}),
+        ("sdtps", {"place": 3}),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(method, settings):
+    with pytest.raises(UserError):
+        get_method(method).part(**{"width": 16, **settings})
+
+
+def test_the_parts_that_ship_have_a_checksum_of_all_they_hold():
+    shipped = sorted(SHIPPED.glob("*.safetensors"))
+    assert [path.stem for path in shipped] == ["cross", "learned", "merger"]
+    assert all(part_files.read_part(path).about["format"] == part_files.FORMAT for path in shipped)
+
+
+def test_what_cannot_be_read_again_is_not_written(model, scorer, tmp_path):
+    for trained in ({"loss": float("nan")}, {"model": object()}, {"model": "x" * (2 << 20)}):
+        with pytest.raises(UserError, match="learned: "):
+            part_files.save_part(tmp_path / "x.safetensors", "learned", scorer, model, trained)
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_are_no_files_are_refused_in_one_line(model, tmp_path):
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    (tmp_path / "folder.safetensors").mkdir()
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with (tmp_path / "sparse.safetensors").open("wb") as file:
+        file.truncate(10 << 30)
+    names = ("empty", "folder", "pipe", "sparse")
+    for weights in (
+        3,
+        2.5,
+        b"x",
+        object(),
+        [3],
+        ["", None],
+        "x" * 5000,
+        "x/" * 3000,
+        "a\0b.safetensors",
+        "a\0b",
+        "\x1b[31m.pt",
+    ):
+        assert len(refused(model, weights)) < 600
+    for name in names:
+        assert len(refused(model, tmp_path / f"{name}.safetensors")) < 600
 
 
 @pytest.mark.parametrize("key", ["method", "settings", "tower", "sha256", "trained"])
@@ -200,17 +365,18 @@ def test_a_header_whose_settings_build_no_module_is_refused(model, scorer, tmp_p
     path = made(tmp_path, model, scorer)
     about = part_files.read_header(path)
     for settings, told in (({"width": 128, "depth": 3}, "another version of learned"), ({"width": "128"}, "settings.width")):
-        changed = json.dumps({**about, "settings": settings})
-        save_file(load_file(path), tmp_path / "x.safetensors", metadata={part_files.HEADER: changed})
-        assert told in refused(model, tmp_path / "x.safetensors")
+        rewrite(path, {**about, "settings": settings})
+        assert told in refused(model, path)
 
 
-def test_a_header_of_the_first_version_still_loads(model, scorer, tmp_path):
-    """It had the width in place of the settings."""
+@pytest.mark.parametrize("form", ["width", "settings"])
+def test_files_of_the_first_version_still_load(model, scorer, tmp_path, form):
+    """Their checksum was that of the tensors; the oldest had the width in place of the settings."""
     path = made(tmp_path, model, scorer)
-    about = part_files.read_header(path)
-    about["width"] = about.pop("settings")["width"]
-    save_file(load_file(path), path, metadata={part_files.HEADER: json.dumps(about)})
+    about = part_files.read_header(path) | {"format": part_files.FIRST_FORMAT}
+    if form == "width":
+        about["width"] = about.pop("settings")["width"]
+    rewrite(path, about)
     loaded = resolve.load_parts(Plan.parse("learned@4:32"), model, path)["learned"]
     assert part_files.part_checksum(loaded) == part_files.part_checksum(scorer)
 
@@ -222,7 +388,7 @@ def test_a_state_dict_is_found_by_name_only_in_its_folder(tmp_path):
     for name, reason in (
         ("mine.pt", "needs the name and the folder that the training gave it"),
         ("learned_step_2.pt", "no file"),
-        ("learned_step_3.pt", "damaged, or not a state dict"),
+        ("learned_step_3.pt", "damaged, or not tensors that torch.save wrote"),
         ("learned_step_4.pt", "not a state dict, which holds tensors by name"),
     ):
         with pytest.raises(UserError, match=reason):

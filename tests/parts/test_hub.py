@@ -141,26 +141,47 @@ def test_damage_is_told_by_name(model, saved):
     flipped[-999] ^= 16
     weights.write_bytes(flipped)
     for call in (lambda: Reducers.from_pretrained(saved), lambda: feature(model, PLAN, saved)):
-        assert "its tensors are not those that were saved" in refused(call)
+        assert "damaged, it is not as it was saved" in refused(call)
     weights.write_bytes(pickle.dumps({"a": 1}))
     assert "not a safetensors file" in refused(Reducers.from_pretrained, saved)
     weights.unlink()
     assert "no file" in refused(Reducers.from_pretrained, saved)
     weights.write_bytes(whole)
+    first = config.replace(folders.FORMAT, folders.FIRST_FORMAT)  # without a checksum of its own
     for broken, told in (
         (config[:100], "damaged, or not JSON"),
         ("[1]", "not of tokensieve's reducers"),
         ('{"model_type": "clip"}', "not of tokensieve's reducers"),
         (config.replace('"plan"', '"plam"'), "has no plan"),
         (config.replace('"learned": {', '"../learned": {'), "is no name of a method"),
-        (config.replace('"learned": {', '"lerned": {'), "no file"),
-        (config.replace(PLAN, "lerned@4:32"), "Did you mean 'learned@4:32'"),
+        (config.replace('"learned": {', '"lerned": {'), "damaged, it is not as it was saved"),
+        (config.replace("learned@4:32", "learned@5:32"), "damaged, it is not as it was saved"),
+        (config.replace('"tokens": [', '"tokens": [3, '), "its tokens are not a list of tables"),
+        (config.replace('"steps": 3', '"steps": NaN'), "a number that is not finite"),
+        (first.replace('"learned": {', '"lerned": {'), "no file"),
+        (first.replace(PLAN, "lerned@4:32"), "Did you mean 'learned@4:32'"),
     ):
         (saved / "config.json").write_text(broken)
         assert told in refused(Reducers.from_pretrained, saved)
     (saved / "config.json").unlink()
     assert "no config.json" in refused(Reducers.from_pretrained, saved)
     assert feature(model, PLAN, saved).shape == (2, 128)  # a folder of parts is one all the same
+
+
+def test_folders_of_the_first_version_still_load_and_are_saved_in_the_new_form(model, reducers, saved):
+    """Their checksums were those of the tensors."""
+    weights, config = saved / "learned.safetensors", json.loads((saved / "config.json").read_text())
+    about, tensors = part_files.read_part_file(weights)
+    old = {**about, "format": part_files.FIRST_FORMAT, "sha256": part_files.part_checksum(tensors)}
+    save_file(tensors, weights, metadata={part_files.HEADER: json.dumps(old)})
+    config["methods"]["learned"]["sha256"] = old["sha256"]
+    del config["sha256"]
+    (saved / "config.json").write_text(json.dumps(config | {"format": folders.FIRST_FORMAT}))
+    again = Reducers.from_pretrained(saved)
+    assert torch.equal(feature(model, PLAN, saved), feature(model, PLAN, reducers))
+    again.save_pretrained(saved)
+    assert part_files.read_part_file(weights).about == about
+    assert json.loads((saved / "config.json").read_text()) == reducers.config()
 
 
 def test_saving_that_was_interrupted_is_found(model, saved, monkeypatch):

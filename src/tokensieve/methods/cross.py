@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from tokensieve.core import Question, Reduction, View
 from tokensieve.errors import UserError
 from tokensieve.methods.registry import method
+from tokensieve.methods.settings import check_count, check_entries, check_positive
 from tokensieve.methods.soft_mask import budgeted
 from tokensieve.methods.spread import Choice, StandardisedScores, check_choice, coverage
 from tokensieve.scoring import full_precision, top
@@ -107,6 +108,13 @@ class Heads(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("cross", choice)
+        for name, value in {"width": width, "d_internal": d_internal, "heads": heads}.items():
+            check_count(f"cross: {name}", value)
+        for tokens in keep if arriving is None else (arriving, *keep):
+            check_count("cross: a number of tokens", tokens)
+        for layer in check_entries("cross: layers", layers, int):
+            check_count("cross: a layer", layer, least=0)
+        check_positive("cross: temperature", temperature)
         if d_internal % heads:
             raise UserError(f"cross: d_internal={d_internal} cannot be divided among {heads} heads")
         if keep and len(keep) != len(layers):

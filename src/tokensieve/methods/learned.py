@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
 from tokensieve.methods.registry import method
+from tokensieve.methods.settings import check_count
 from tokensieve.scoring import cosine, full_precision, top
 
 HIDDEN, HEADS = 128, 4
@@ -27,6 +28,7 @@ class SelectionNetwork(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        check_count("learned: width", width)
         self.settings = {"width": width}  # what builds it again
         self.norm = nn.LayerNorm(width)
         self.ask = nn.Linear(width, HIDDEN)

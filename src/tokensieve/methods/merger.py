@@ -26,8 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.core import Question, Reduction, View
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, short
 from tokensieve.methods.registry import method
+from tokensieve.methods.settings import check_count, check_positive
 from tokensieve.methods.soft_mask import budgeted, undecided
 from tokensieve.methods.spread import Choice, StandardisedScores, check_choice, coverage
 from tokensieve.scoring import cosine, full_precision, top
@@ -78,7 +79,12 @@ class Merger(nn.Module):
         super().__init__()
         check_choice("merger", choice)
         if kind not in KINDS:
-            raise UserError(f"merger: kind={kind!r} is not one of {', '.join(KINDS)}")
+            raise UserError(f"merger: kind={short(kind)!r} is not one of {', '.join(KINDS)}")
+        sizes = {"width": width, "question_width": question_width, "hidden": hidden, "keep": keep}
+        for name, value in sizes.items():
+            if value is not None:
+                check_count(f"merger: {name}", value)
+        check_positive("merger: temperature", temperature)
         self.width, self.question_width, self.kind, self.hidden, self.keep = width, question_width or width, kind, hidden, keep
         self.choice = choice
         inner = min(width, hidden)

@@ -41,18 +41,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, describe_value
 from tokensieve.methods.farthest_points import farthest_points
 from tokensieve.methods.registry import method
 from tokensieve.methods.sdtps_modules import Sparse, TokenAggregation, TokenSparse, aggregated_count
+from tokensieve.methods.settings import check_entries
 
+Aggregation = Literal["mix", "merge"]
 ALL = "all"  # the name of the weights that serve every modality
 EPSILON = 0.01  # of the prior: the part of each patch that all tokens share
 CLIP = 2.0  # of farthest_points, as in cover
@@ -81,6 +83,13 @@ class Sdtps(nn.Module):
         aggregation: str = "mix",
     ) -> None:
         super().__init__()
+        names = check_entries("sdtps: modalities", modalities, str) or (ALL,)
+        if place is not None and not isinstance(place, str):
+            raise UserError(f"sdtps: place is a position of a plan, not {describe_value(place)}")
+        if aggregation not in get_args(Aggregation):
+            raise UserError(
+                f"sdtps: aggregation is one of {', '.join(get_args(Aggregation))}, not {describe_value(aggregation)}"
+            )
         mixed = aggregated_count(patches, sparse_ratio, aggr_ratio)
         if gumbel and aggregation == "merge":
             raise UserError("sdtps: aggregation=merge makes no decision that Gumbel noise could relax; turn Gumbel off")
@@ -90,7 +99,6 @@ class Sdtps(nn.Module):
             **{"gumbel_mass": gumbel_mass, "aggregation": aggregation},
         }
         self.keep = mixed + 1
-        names = tuple(modalities) or (ALL,)
         options: dict[str, Any] = {"beta": beta, "gumbel_mass": gumbel_mass}
         self.sparse = nn.ModuleDict({name: TokenSparse(width, sparse_ratio, gumbel, tau, **options) for name in names})
         self.aggregate = nn.ModuleDict({name: TokenAggregation(width, mixed, dim_ratio) for name in names})
@@ -146,7 +154,7 @@ def _round_up(ratio: float, patches: int) -> float:
     norm=0.0,
     recipe="tokensieve train configs/RGBNT201/DeMo_SDTPS.yml",
 )
-def sdtps(view: View, keep: int, *, aggregation: Literal["mix", "merge"] = "mix") -> Reduction:
+def sdtps(view: View, keep: int, *, aggregation: Aggregation = "mix") -> Reduction:
     """The aggregated tokens, and last the extra one. `anchors` are the patches that were selected and mixed."""
     part: Sdtps = view.part
     if keep != part.keep:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import UserError, describe_value, did_you_mean
+from tokensieve.methods.settings import check_count, check_number
 from tokensieve.scoring import cosine, full_precision, minmax, top
 
 GUMBEL_MASSES = ("kept", "one")  # of the soft decision: as many as are kept, or 1 as a softmax has
@@ -281,22 +282,15 @@ class MultiModalSDTPS(nn.Module):
 
 def aggregated_count(patches: int, sparse_ratio: float, aggr_ratio: float) -> int:
     """The number of aggregated tokens, without the extra one."""
+    check_count("patches", patches)
+    for name, ratio in {"sparse_ratio": sparse_ratio, "aggr_ratio": aggr_ratio}.items():
+        check_number(name, ratio)
     count = int(round(patches * aggr_ratio * sparse_ratio, 9))
     if count < 1:
         raise UserError(
             f"sdtps: aggr_ratio={aggr_ratio} and sparse_ratio={sparse_ratio} leave no token of {patches}; raise them"
         )
     return count
-
-
-def check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{name} is a whole number of at least 1, not {describe_value(value)}")
-
-
-def check_number(name: str, value: Any) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise UserError(f"{name} is a number, not {describe_value(value)}")
 
 
 def check_beta(beta: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, short
 from tokensieve.methods.farthest_points import clip_factor
 from tokensieve.scoring import full_precision
 
@@ -35,7 +35,7 @@ FIRST_SCALE = 0.1  # of untrained scores
 def check_choice(method: str, choice: str) -> None:
     """Raises a UserError for a choice that there is not."""
     if choice not in get_args(Choice):
-        raise UserError(f"{method}: choice={choice!r} is not one of {', '.join(get_args(Choice))}")
+        raise UserError(f"{method}: choice={short(choice)!r} is not one of {', '.join(get_args(Choice))}")
 
 
 class StandardisedScores(nn.Module):

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, short
 from tokensieve.methods.registry import Method
 from tokensieve.models.registry import open_tower, open_vlm
-from tokensieve.parts.files import build_part, read_header, training_command
+from tokensieve.parts.files import build_part, read_part_file, training_command
 from tokensieve.parts.protocol import LoadedPart
 from tokensieve.parts.signature import model_name, signatures_match, width_at
 from tokensieve.plan import Plan
@@ -47,7 +47,7 @@ def check_origin(name: str, loaded: LoadedPart, model: nn.Module, signature: Map
 
 
 def _trained_on(about: Mapping[str, Any] | None) -> str:
-    return str(((about or {}).get("trained") or {}).get("model", "another model"))
+    return short(((about or {}).get("trained") or {}).get("model", "another model"), 100)
 
 
 def on_device_of(model: nn.Module, part: nn.Module) -> nn.Module:
@@ -61,8 +61,10 @@ def on_device_of(model: nn.Module, part: nn.Module) -> nn.Module:
 def shipped_part(method: Method, plan: Plan, model: nn.Module, signature: Mapping[str, Any]) -> nn.Module:
     """The part that ships for this very model; a UserError where there is none."""
     path = SHIPPED / f"{method.name}.safetensors"
-    if path.is_file() and signatures_match(signature, about := read_header(path)):
-        part = build_part(path, about, method)
-        check_width(method.name, LoadedPart(part, str(path), about), plan, model)
-        return on_device_of(model, part)
+    if path.is_file():
+        about, tensors = read_part_file(path)
+        if signatures_match(signature, about):
+            part = build_part(str(path), about, method, tensors)
+            check_width(method.name, LoadedPart(part, str(path), about), plan, model)
+            return on_device_of(model, part)
     raise UserError(f"{method.name} needs trained weights: --weights FILE, made by {training_command(method.name)}")

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from tokensieve.errors import UserError, did_you_mean, one_line
+from tokensieve.errors import UserError, did_you_mean, one_line, short
 from tokensieve.files import replace_file
 from tokensieve.models.loading import hub
 from tokensieve.parts import files as part_files
@@ -132,16 +132,19 @@ class Reducers(Mapping[str, nn.Module]):
         try:
             plan = Plan.parse(config["plan"])
         except UserError as error:
-            raise UserError(f"{folder / CONFIG}: {one_line(error)}") from None
+            raise UserError(f"{short(folder, 200)}/{CONFIG}: {short(one_line(error), 300)}") from None
         modules = {method: part.part for method, part in parts.items()}
         headers = {method: part.about or {} for method, part in parts.items()}
         return cls(modules, plan, headers, config["trained"], config["tokens"], config["measured"])
 
     def config(self) -> dict[str, Any]:
         """The content of config.json."""
-        described = {name: {"settings": part.settings, "sha256": part_files.part_checksum(part)} for name, part in self.items()}
+        described = {
+            name: {"settings": part.settings, "sha256": part_files.seal_header(part, self.headers[name])["sha256"]}
+            for name, part in self.items()
+        }
         libraries = ("tokensieve", "torch", "transformers", "safetensors")
-        return {
+        values = {
             "format": FORMAT,
             "library_name": "tokensieve",
             "plan": str(self.plan),
@@ -152,6 +155,7 @@ class Reducers(Mapping[str, nn.Module]):
             "measured": self.measured,
             "versions": {library: version(library) for library in libraries},
         }
+        return folders.seal_config(values)
 
     def card(self, repo_id: str | None = None, license: str | None = None) -> str:
         """The model card: front matter as the Hub expects it, how to use the reducers, what was measured."""

@@ -14,7 +14,7 @@ Weights = str | Path | Sequence[str | Path] | Mapping[str, nn.Module] | None
 
 @dataclass(frozen=True)
 class LoadedPart:
-    """A trained module, where it came from, and its header; a module that a user made has none."""
+    """A trained module, where it came from (for messages), and its header; a module that a user made has none."""
 
     part: nn.Module
     source: str

@@ -2,18 +2,19 @@
 
 A part is one safetensors file. Its header describes it: the method, the settings that build the module (the width of the
 tokens among them), what it was trained for (plans, model, data), a signature of the model it was trained on, and a checksum of
-the tensors. Plain state dicts of a training's checkpoints are read too (checkpoints.py). No code of a file is ever run.
+all that. Plain state dicts of a training's checkpoints are read too (checkpoints.py). No code of a file is ever run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, describe_value, short
 from tokensieve.models.loading.fingerprints import fingerprint
 from tokensieve.parts import checkpoints, folders
 from tokensieve.parts.files import check_trainable, read_part
@@ -64,11 +65,17 @@ def read_weights(weights: Weights) -> dict[str, LoadedPart]:
     if isinstance(weights, Mapping):
         headers: Mapping[str, Any] = getattr(weights, "headers", {})  # Reducers have them
         return {name: LoadedPart(part, "weights", headers.get(name)) for name, part in weights.items()}
+    sources = [weights] if isinstance(weights, (str, Path)) else weights if weights is not None else []
+    if not isinstance(sources, Sequence) or not all(isinstance(source, (str, Path)) for source in sources):
+        raise UserError(
+            f"weights: {describe_value(weights)}; give a file, a folder, an id on the Hub, a list of them, Reducers, or "
+            "modules by the name of their method"
+        )
     loaded: dict[str, LoadedPart] = {}
-    for source in [weights] if isinstance(weights, (str, Path)) else weights or []:
+    for source in sources:
         for name, part in _read_source(source).items():
             if name in loaded:
-                raise UserError(f"{source}: another of the files is for {name} already; give one for each method")
+                raise UserError(f"{part.source}: another of the files is for {name} already; give one for each method")
             loaded[name] = part
     return loaded
 
@@ -81,14 +88,11 @@ def parts_fingerprint(parts: Mapping[str, nn.Module]) -> str | None:
 def _read_source(source: str | Path) -> dict[str, LoadedPart]:
     """What one file, one folder or one id on the Hub holds."""
     path = folders.find(source)
-    if path.suffix == ".pt":
-        part = checkpoints.read_state_dict(path)
-        assert part.about is not None
-        return {part.about["method"]: part}
-    if not path.is_dir():
-        part = read_part(path)
+    if not os.path.isdir(path):
+        part = checkpoints.read_state_dict(path) if path.suffix == ".pt" else read_part(path)
         assert part.about is not None
         return {part.about["method"]: part}
     if folders.is_saved(path):
-        return {name: LoadedPart(part.part, str(source), part.about) for name, part in folders.read_folder(path)[1].items()}
+        parts = folders.read_folder(path)[1]
+        return {name: LoadedPart(part.part, short(source, 200), part.about) for name, part in parts.items()}
     return read_weights(checkpoints.part_files(checkpoints.folder_of_run(path)))

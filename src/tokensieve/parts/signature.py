@@ -55,7 +55,7 @@ def signatures_match(here: Mapping[str, Any], there: Mapping[str, Any]) -> bool:
         if mine is None or len(mine) != len(theirs):
             return False
         known = [(a, b) for a, b in zip(mine, theirs, strict=True) if a is not None and b is not None]
-        if any(abs(a - b) > 2e-3 * abs(b) for a, b in known):
+        if not all(abs(a - b) <= 2e-3 * abs(b) for a, b in known):  # NaN is no match
             return False
     return True
 
