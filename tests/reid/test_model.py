@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
+import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import tokensieve
@@ -20,7 +23,7 @@ from tokensieve.cutting.handle import Handle
 from tokensieve.errors import UserError
 from tokensieve.models.loading import timm as load_timm
 from tokensieve.models.registry import open_tower
-from tokensieve.parts import signature
+from tokensieve.parts import header, signature
 from tokensieve.plan import Plan
 from tokensieve.reid import loading
 from tokensieve.reid.build import build
@@ -248,13 +251,100 @@ def test_files(model: ReidModel, tmp_path: Path) -> None:
     weights = (folder / "model.safetensors").read_bytes()
     for wrong in (weights[:-100], weights[:-1] + bytes([weights[-1] ^ 1])):
         (folder / "model.safetensors").write_bytes(wrong)
-        with pytest.raises(UserError, match="damaged, its weights are not those that were saved"):
+        with pytest.raises(UserError, match=r"damaged, (it is not as it was saved|or not a safetensors file)"):
             loading.load(str(folder))
     (folder / "config.json").write_text(json.dumps({"format": "something else"}))
     with pytest.raises(UserError, match="holds no re-identification model"):
         loading.load(str(folder))
     with pytest.raises(UserError, match="sieve-reid-6"):
         loading.check_model("sieve-reid")
+
+
+def rewrite(folder: Path, config: dict[str, Any], state: dict[str, Tensor] | None = None) -> None:
+    """The model with other settings or weights, and the right checksum."""
+    if state is not None:
+        save_file(state, folder / "model.safetensors")
+    config = {key: value for key, value in config.items() if key != "sha256"}
+    checksum = header.checksum(config, [(folder / "model.safetensors").read_bytes()])
+    (folder / "config.json").write_text(json.dumps(config | {"sha256": checksum}))
+
+
+def test_changed_settings_are_found_and_nonsense_is_refused(model: ReidModel, tmp_path: Path) -> None:
+    loading.save(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    changes: tuple[dict[str, Any], ...] = (
+        {"beta": 0.35},
+        {"beta": math.nan},
+        {"tau": "1"},
+        {"image_size": [10**6, 10**6]},
+        {"image_size": 32},
+        {"cameras": -1},
+        {"modalities": ["a.b"]},
+        {"modalities": ["RGB"] * 2},
+        {"feature": "plan"},
+        {"neck": None},
+        {"library": "pickle"},
+        {"backbone": "vit_tiny_patch16_224.augreg_in21k"},
+        {"backbone": "hf-hub:user/model"},
+        {"backbone": None},
+        {"unknown": 1},
+        {"std": [0, 0, 0]},
+        {"plan": "nonsense@out"},
+        {"library": "hf", "arguments": {}},
+        {"library": "hf", "arguments": {"model_type": "clip_vision_model", "attn_implementation": "user/kernel"}},
+        {"library": "hf", "arguments": {"model_type": "clip_vision_model", "hidden_size": 10**6}},
+        *({"arguments": {**config["arguments"], **more}} for more in ARGUMENTS),
+    )
+    for change in changes:
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(UserError, match=r"not finite|damaged, it is not as it was saved"):
+            loading.read(str(tmp_path))
+        if "beta" in change:
+            continue  # 0.35 is good, but not what was saved; NaN has no checksum
+        rewrite(tmp_path, config | change)
+        with pytest.raises(UserError):
+            loading.read(str(tmp_path))
+    rewrite(tmp_path, config)
+    assert loading.read(str(tmp_path)).settings == model.settings
+
+
+ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {"embed_dim": 10**9},
+    {"embed_dim": 65_536, "num_heads": 1},
+    {"depth": 10**6},
+    {"checkpoint_path": "weights.pt"},
+    {"pretrained_cfg_overlay": {"file": "weights.pt"}},
+    {"patch_size": 0},
+)
+
+
+def test_weights_of_other_types_and_shapes_are_refused(model: ReidModel, tmp_path: Path) -> None:
+    loading.save(model, tmp_path)
+    config, state = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    camera = state["camera"]
+    for value, told in (
+        (camera.double(), "is of type float64"),
+        (camera.int(), "is of type int32"),
+        (camera[:1].contiguous(), "is .1, "),
+        (camera * float("nan"), "NaN or infinity"),
+        (None, "it lacks camera"),
+    ):
+        changed = {key: value if key == "camera" else old for key, old in state.items()}
+        rewrite(tmp_path, config, {key: tensor for key, tensor in changed.items() if tensor is not None})
+        with pytest.raises(UserError, match=told):
+            loading.read(str(tmp_path))
+
+
+def test_models_of_the_first_version_still_load(model: ReidModel, tmp_path: Path) -> None:
+    loading.save(model, tmp_path)
+    config, content = json.loads((tmp_path / "config.json").read_text()), (tmp_path / "model.safetensors").read_bytes()
+    del config["sha256"]
+    for more in ({}, {"sha256": hashlib.sha256(content).hexdigest()}):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"format": loading.FIRST_FORMAT} | more))
+        assert loading.read(str(tmp_path)).settings == model.settings
+    (tmp_path / "config.json").write_text(json.dumps(config | {"format": loading.FIRST_FORMAT, "sha256": "0" * 64}))
+    with pytest.raises(UserError, match="not as it was saved"):
+        loading.read(str(tmp_path))
 
 
 @torch.no_grad()
@@ -304,7 +394,8 @@ def test_a_model_is_read_without_fetching_weights(monkeypatch: pytest.MonkeyPatc
     built = build(replace(SMALL, backbone="vit_tiny_patch16_224.augreg_in21k"))
     loading.save(built, tmp_path)
     loading.read(str(tmp_path))
-    assert fetched == [("vit_tiny_patch16_224.augreg_in21k", True), ("vit_tiny_patch16_224", False)]
+    read = [("vit_tiny_patch16_224", False)] * 2  # without memory, and with it
+    assert fetched == [("vit_tiny_patch16_224.augreg_in21k", True), *read]
     for library in ("timm", "open_clip"):
         with pytest.raises(UserError, match="hf-hub:some/model brings its own weights"):
             build(replace(SMALL, library=library, backbone="hf-hub:some/model"))

@@ -12,10 +12,11 @@ MAX_NUMBER = 1e30
 MAX_ENTRIES = 1000  # of a list
 
 
-def check_count(name: str, value: Any, least: int = 1) -> None:
-    """A UserError unless the value is a whole number from `least` to MAX_COUNT."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_COUNT:
-        raise UserError(f"{name} is a whole number of at least {least}, not {describe_value(value)}")
+def check_count(name: str, value: Any, least: int = 1, most: int = MAX_COUNT) -> None:
+    """A UserError unless the value is a whole number from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        up_to = "" if most == MAX_COUNT else f" and at most {most}"
+        raise UserError(f"{name} is a whole number of at least {least}{up_to}, not {describe_value(value)}")
 
 
 def check_number(name: str, value: Any) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,12 @@ from typing import Any
 import torch
 
 from tokensieve import embedded
-from tokensieve.errors import UserError, did_you_mean, one_line
+from tokensieve.errors import UserError, did_you_mean, short
 from tokensieve.files import read_json, write_bytes, write_json
 from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.loaded import Loaded, no_text
+from tokensieve.parts.header import CHECKSUM, MAX_HEADER, as_header, check_header, checksum
+from tokensieve.parts.tensor_files import check_tensors, parse_safetensors, read_content
 from tokensieve.reid.backbones import make_model
 from tokensieve.reid.batches import Plain
 from tokensieve.reid.model import ReidModel, Settings
@@ -21,7 +26,7 @@ from tokensieve.reid.model import ReidModel, Settings
 EMBEDDED = embedded.REID
 OURS = (EMBEDDED, embedded.REID_MERGE, embedded.REID_PRETRAINED)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FORMAT = "tokensieve reid 1"
+FORMAT, FIRST_FORMAT = "tokensieve reid 2", "tokensieve reid 1"  # the checksum of the first one covers the weights alone
 
 
 @dataclass
@@ -44,8 +49,8 @@ def is_model(name: str) -> bool:
     if not name:
         return False
     try:
-        return bool(read_json(model_folder(name) / CONFIG).get("format") == FORMAT)
-    except (OSError, ValueError, AttributeError):
+        return read_json(model_folder(name) / CONFIG, MAX_HEADER).get("format") in (FORMAT, FIRST_FORMAT)
+    except (ValueError, AttributeError):
         return False
 
 
@@ -57,9 +62,9 @@ def check_model(name: str, pretrained: str = "") -> None:
         return
     if name in OURS:
         raise UserError(f"--model {name} is missing from this installation, though it ships with tokensieve: install it again")
-    what = "holds no re-identification model (config.json, model.safetensors)" if Path(name).is_dir() else "is no folder"
+    what = "holds no re-identification model (config.json, model.safetensors)" if os.path.isdir(name) else "is no folder"
     raise UserError(
-        f"--model {name} {what}; give the folder of a training (tokensieve train configs/embedded_reid.yml), or "
+        f"--model {short(name, 200)} {what}; give the folder of a training (tokensieve train configs/embedded_reid.yml), or "
         f"{EMBEDDED}.{did_you_mean(name, OURS)}"
     )
 
@@ -77,34 +82,46 @@ def save(model: ReidModel, folder: Path, small: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     packed = pack(state)
     write_bytes(folder / WEIGHTS, packed)
-    header = {"format": FORMAT, "sha256": hashlib.sha256(packed).hexdigest()}
-    write_json(folder / CONFIG, header | settings.to_json())
+    header = as_header({"format": FORMAT} | settings.to_json(), str(folder / CONFIG))
+    write_json(folder / CONFIG, {"format": FORMAT, CHECKSUM: checksum(header, [packed])} | header)
 
 
 def read(name: str) -> ReidModel:
-    """The model in evaluation mode on the CPU; a UserError if it is damaged."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load as unpack
+    """The model in evaluation mode on the CPU; a UserError if it is damaged.
 
+    It is built without memory first, on the meta device: settings can name any size, a file holds what its tensors need.
+    """
     check_model(name)
-    folder = model_folder(name)
-    config: dict[str, Any] = read_json(folder / CONFIG)
-    del config["format"]
+    folder, source = model_folder(name), short(name, 200)
+    config = check_header(read_json(folder / CONFIG, MAX_HEADER), source)
+    content = read_content(folder / WEIGHTS)
+    _check_saved(config, content, source)
     try:
-        packed = (folder / WEIGHTS).read_bytes()
-        checksum = hashlib.sha256(packed).hexdigest()
-        if config.pop("sha256", checksum) != checksum:
-            raise UserError(f"{name}: damaged, its weights are not those that were saved; copy it again, or train it again")
-        model = make_model(Settings.read(config))
-        state = {key: value.float() if value.is_floating_point() else value for key, value in unpack(packed).items()}
-        model.load_state_dict(state)
-    except UserError:
-        raise
-    except (SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"{name}: damaged, or of another version ({one_line(error, 160)})") from None
-    if not all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point()):
-        raise UserError(f"{name}: its weights hold NaN or infinity; train it again with a lower learning rate")
+        settings = Settings.read({key: value for key, value in config.items() if key not in ("format", CHECKSUM)})
+        if settings.library == "timm" and not re.fullmatch(r"\w+", settings.backbone):
+            raise UserError(f"{short(settings.backbone)} names weights of timm")
+        if settings.library == "hf" and not settings.arguments:
+            raise UserError("it has no configuration of its backbone")
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wanted = make_model(settings).state_dict()
+    except Exception as error:  # settings of any kind lead to any kind
+        raise UserError(f"{source}: damaged, or of another version ({short(error, 160)})") from None
+    state, _ = parse_safetensors(content, source)
+    check_tensors(state, wanted, source)
+    model = make_model(settings)
+    model.load_state_dict(state)
     return model.eval()
+
+
+def _check_saved(config: dict[str, Any], content: bytes, source: str) -> None:
+    """A UserError unless settings and weights are as they were saved."""
+    if config["format"] == FORMAT:
+        is_saved = config.get(CHECKSUM) == checksum(config, [content])
+    else:  # the checksum was that of the weights, and older files have none
+        is_saved = config.get(CHECKSUM) in (None, hashlib.sha256(content).hexdigest())
+    if not is_saved:
+        raise UserError(f"{source}: damaged, it is not as it was saved; copy it again, or train it again")
 
 
 def load(

@@ -14,17 +14,19 @@ inside a shared backbone (@3) it sees the CLS tokens of that depth.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tokensieve.cutting.placement import position_names
-from tokensieve.errors import Uncuttable, UserError
+from tokensieve.errors import Uncuttable, UserError, describe_value, short
 from tokensieve.methods.sdtps import Sdtps
+from tokensieve.methods.settings import check_count, check_entries, check_number, check_positive
 from tokensieve.models.features import get_image_features_with_tokens
 from tokensieve.models.patching import PerThread
 from tokensieve.models.pooling import weighted_mean
@@ -34,6 +36,8 @@ from tokensieve.parts.signature import token_width, width_at
 from tokensieve.plan import Plan
 
 BRANCHES = ("plain", "tokens")
+CHOICES = {"library": ("open_clip", "timm", "hf"), "feature": (*BRANCHES, "both"), "neck": ("before", "after")}
+MAX_SIDE, MAX_MODALITIES, MAX_DEPTH, MAX_WIDTH = 16_384, 20, 1000, 1_000_000  # of models that are read
 SHARED = "shared"  # the name of the backbone that all modalities have
 
 
@@ -66,9 +70,49 @@ class Settings:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Settings:
-        """As to_json wrote them; a TypeError for what it does not know or lacks."""
-        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return cls(**fields)
+        """As to_json wrote them; a UserError for what it does not know or lacks, and for values that mean nothing."""
+        given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        unknown, needed = (
+            given.keys() - {known.name for known in fields(cls)},
+            {"library", "backbone", "image_size"} - given.keys(),
+        )
+        if unknown or needed:
+            raise UserError(f"unknown settings: {short(sorted(unknown))}, lacking: {sorted(needed)}")
+        settings = cls(**given)
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """A UserError for values that mean nothing, or that would build a model without end."""
+        for name, texts in CHOICES.items():
+            if getattr(self, name) not in texts:
+                raise UserError(f"{name} is one of {', '.join(texts)}, not {describe_value(getattr(self, name))}")
+        for name in ("backbone", "plan", "data", "gumbel_mass"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"{name} is a text, not {describe_value(getattr(self, name))}")
+        for name in ("shared", "gumbel"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name} is true or false, not {describe_value(getattr(self, name))}")
+        for name in ("cameras", "identities", "val_identities"):
+            check_count(name, getattr(self, name), least=0)
+        for name in ("camera_weight", "sparse_ratio", "aggr_ratio", "beta", "tau"):
+            check_number(name, getattr(self, name))
+        for name, length in {"image_size": 2, "mean": 3, "std": 3}.items():
+            if not isinstance(values := getattr(self, name), tuple) or len(values) != length:
+                raise UserError(f"{name} is a list of {length} numbers, not {describe_value(values)}")
+        for side in self.image_size:
+            check_count("a side of image_size", side, most=MAX_SIDE)
+        for number, deviation in zip(self.mean, self.std, strict=True):
+            check_number("mean", number)
+            check_positive("std", deviation)
+        check_entries("modalities", self.modalities, str)
+        if len(self.modalities) > MAX_MODALITIES or not all(re.fullmatch(r"[A-Za-z0-9_-]{1,40}", m) for m in self.modalities):
+            raise UserError(f"modalities are at most {MAX_MODALITIES} short names, not {describe_value(self.modalities)}")
+        if not isinstance(self.arguments, dict):
+            raise UserError(f"arguments is a table, not {describe_value(self.arguments)}")
+        for name, value in self.arguments.items():
+            if isinstance(value, int) and not abs(value) <= (MAX_DEPTH if re.search("depth|layers", name) else MAX_WIDTH):
+                raise UserError(f"arguments: {short(name)} is too large: {describe_value(value)}")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import UserError, describe_value, did_you_mean, short
 from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.hub import hub_is_reachable, is_cached, offline_message
 from tokensieve.models.loading.load_errors import collect_warnings, translate_load_errors
@@ -26,6 +26,7 @@ from tokensieve.models.loading.loaded import Loaded, no_text
 CLIP_L = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
 SO400M = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16, "patch_size": 14}
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+KERNELS = ("eager", "sdpa")  # of attention; all others are code
 ARCHITECTURES: dict[str, tuple[str, dict[str, int]]] = {  # well-known vision towers, to be measured with random weights
     "clip-vit-base-patch32": ("CLIPVisionModelWithProjection", {"patch_size": 32}),
     "clip-vit-base-patch16": ("CLIPVisionModelWithProjection", {"patch_size": 16}),
@@ -115,10 +116,13 @@ def backbone(
     import transformers
 
     if config:
-        made = transformers.AutoConfig.for_model(**config)
-        kind = getattr(transformers, (made.architectures or [""])[0], transformers.AutoModel)
-        options = _unpooled(made.model_type)
-        with quiet():
+        _check_kernels(model, config)
+        with quiet(), translate_load_errors(model, pretrained):
+            made = transformers.AutoConfig.for_model(**config)
+            kind = getattr(transformers, (made.architectures or [""])[0], transformers.AutoModel)
+            if not issubclass(kind, transformers.PreTrainedModel):
+                kind = transformers.AutoModel
+            options = _unpooled(made.model_type)
             make = kind._from_config if kind is not transformers.AutoModel else kind.from_config
             return _without_text(make(made, dtype=torch.float32, **options)), config
     if model in ARCHITECTURES and not os.path.isdir(model):
@@ -130,6 +134,15 @@ def backbone(
             found = _build(model, _config(model, where), where)
     made = found.config.to_dict() | {"architectures": [type(found).__name__], "model_type": found.config.model_type}
     return _without_text(found), json.loads(json.dumps(made, default=str))
+
+
+def _check_kernels(model: str, config: dict[str, Any]) -> None:
+    """A UserError if a configuration, or one inside it, names kernels that transformers would fetch and run."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _check_kernels(model, value)
+        elif key.endswith("_implementation") and value not in (None, *KERNELS):
+            raise UserError(f"{short(model)}: {short(key)} is one of {', '.join(KERNELS)}, not {describe_value(value)}")
 
 
 def _without_text(model: Any) -> Any:

@@ -101,6 +101,7 @@ def create(
 ) -> tuple[Any, Any]:
     """open_clip's model and its transform."""
     import open_clip
+    import torch
 
     weights = pretrained
     if pretrained in embedded.MODELS.get(model, ()):
@@ -109,7 +110,11 @@ def create(
         _check_hub(model, pretrained, cache_dir)
     with translate_load_errors(model, pretrained):
         built, _, transform = open_clip.create_model_and_transforms(
-            model, pretrained=weights or None, cache_dir=cache_dir, force_image_size=image_size
+            model,
+            pretrained=weights or None,
+            cache_dir=cache_dir,
+            force_image_size=image_size,
+            device=torch.get_default_device(),
         )
     return built, transform
 

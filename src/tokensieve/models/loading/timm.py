@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -82,6 +83,8 @@ def create(
     """The bare model in training mode, without its classifier. arguments: more for timm.create_model."""
     import timm
 
+    if own := sorted(arguments.keys() & inspect.signature(timm.create_model).parameters.keys()):
+        raise UserError(f"{model}: {', '.join(own)} is not an argument of the architecture; leave it out")
     from_file = os.path.isfile(pretrained)
     name = f"{model}.{pretrained}" if pretrained and not from_file else model
     fetched = "." in name or name.startswith(SCHEMAS)
