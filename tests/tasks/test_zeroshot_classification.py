@@ -141,7 +141,9 @@ def test_bad_classifiers_are_named(tmp_path: Path) -> None:
     torch.save(torch.rand(4, 3), tmp_path / "a.pt")
     torch.save(torch.rand(4, 2), tmp_path / "b.pt")
     (tmp_path / "text.pt").write_text("hello")
-    for names in (["evil.pt"], ["vector.pt"], ["text.pt"], ["missing.pt"], ["a.pt", "b.pt"]):
+    torch.save(torch.rand(4, 2, dtype=torch.complex64), tmp_path / "complex.pt")
+    torch.save(torch.rand(1, 1).expand(10**6, 10**6), tmp_path / "huge.pt")
+    for names in (["evil.pt"], ["vector.pt"], ["text.pt"], ["missing.pt"], ["complex.pt"], ["huge.pt"], ["a.pt", "b.pt"]):
         with pytest.raises(UserError, match=names[-1]):
             load_classifiers([str(tmp_path / name) for name in names], CPU)
     assert not (tmp_path / "executed").exists()

@@ -68,23 +68,31 @@ def parse_safetensors(content: bytes, source: str) -> tuple[dict[str, Tensor], d
 
 
 def read_torch(path: str | Path) -> Any:
-    """What torch.save wrote, by torch's restricted reader, which runs no code; a UserError for damage and for code.
-
-    torch itself does not look at the checksums in its files, and unpacks compressed ones, whatever size they say they have.
-    """
+    """What torch.save wrote, by torch's restricted reader, which runs no code; a UserError for damage and for code."""
     source, content = short(path, 200), read_bytes(path, MAX_BYTES)
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            records = archive.infolist()
-            if any(record.compress_type != zipfile.ZIP_STORED for record in records):
-                raise ValueError("it is compressed")
-            if sum(record.file_size for record in records) > len(content):
-                raise ValueError("its records overlap")
-            if (damaged := archive.testzip()) is not None:
-                raise ValueError(f"the checksum of {damaged} is wrong")
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return torch.load(_checked_archive(content), map_location="cpu", weights_only=True)
     except Exception as error:  # malicious pickles lead to any kind
         raise UserError(f"{source}: damaged, or not tensors that torch.save wrote ({short(error, 120)})") from None
+
+
+def _checked_archive(content: bytes) -> io.BytesIO:
+    """The archive with the same records, whose checksums are right; a ValueError if one is not.
+
+    torch does not compare checksums. Of a record with damaged attributes it gives memory that was never written to, and it
+    unpacks compressed ones, whatever size they say they have.
+    """
+    checked = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(checked, "w") as copy:
+        records = archive.infolist()
+        if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+            raise ValueError("it is compressed")
+        if sum(record.file_size for record in records) > len(content) or len(set(archive.namelist())) < len(records):
+            raise ValueError("its records overlap")
+        for record in records:
+            copy.writestr(record.filename, archive.read(record))  # which compares the checksum
+    checked.seek(0)
+    return checked
 
 
 def tensor_blocks(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
@@ -104,7 +112,7 @@ def check_tensors(tensors: Mapping[str, Any], wanted: Mapping[str, Tensor], sour
             raise UserError(f"{source}: it {what} {_some(names)}; it is damaged, or from another version")
     for name, target in wanted.items():
         value = tensors[name]
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
+        if not is_plain(value):
             raise UserError(f"{source}: {name} is not a plain tensor; it is damaged, or from another version")
         if value.shape != target.shape:
             shapes = f"{tuple(value.shape)}, not {tuple(target.shape)}"
@@ -115,6 +123,14 @@ def check_tensors(tensors: Mapping[str, Any], wanted: Mapping[str, Tensor], sour
             raise UserError(f"{source}: {name} is of type {_type_name(value.dtype)}, not {types}")
         if not bool(torch.isfinite(value).all()):
             raise UserError(f"{source}: {name} holds NaN or infinity; train it again with a lower learning rate")
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor in memory that holds all of its elements: not sparse, quantised, nested or expanded."""
+    if type(value) not in (Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_quantized:
+        return False
+    is_whole = value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    return bool(value.device.type == "cpu" and is_whole and not value.is_nested)
 
 
 def _type_name(dtype: torch.dtype) -> str:

@@ -1,18 +1,16 @@
 """Features of whole passes kept on disk: one safetensors file each, named by a hash of everything that made them.
 
 A change of weights, plan, data, settings or code gives another name, so what is found is never stale. The header of the file
-holds what made it and a checksum; a damaged file is not used.
+holds what made it and a checksum of everything; a damaged file is not used.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -20,10 +18,12 @@ from torch import Tensor
 from tokensieve.data.source import Broken
 from tokensieve.errors import UserError, one_line
 from tokensieve.files import check_writable, slug, write_bytes
+from tokensieve.parts.header import CHECKSUM, checksum
+from tokensieve.parts.tensor_files import tensor_blocks
 from tokensieve.provenance import digest
 
 Identity = dict[str, Any]  # all that made the features, by name; JSON values
-MARK = "tokensieve"  # the header's entry: {"identity": {...}, "sha256": "..."}
+MARK = "tokensieve"  # the header's entry: {"identity": {...}, "broken": [...], "sha256": "..."}
 
 
 class FeatureStore:
@@ -45,8 +45,9 @@ class FeatureStore:
     def keep(self, identity: Identity, tensors: Mapping[str, Tensor], broken: Sequence[Broken]) -> None:
         """Write them, whole or not at all, with the names of the images that could not be read."""
         ready = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        about = json.dumps({"identity": identity, "sha256": _checksum(ready), "broken": broken})
-        write_bytes(self.path(identity), save(ready, metadata={MARK: about}))
+        about = json.loads(json.dumps({"identity": identity, "broken": broken}))
+        about[CHECKSUM] = checksum(about, tensor_blocks(ready))
+        write_bytes(self.path(identity), save(ready, metadata={MARK: json.dumps(about)}))
 
     def find(self, identity: Identity) -> tuple[dict[str, Tensor], list[Broken]] | None:
         """What was kept under that identity; None if nothing, or if the file is damaged, with a warning."""
@@ -57,7 +58,8 @@ class FeatureStore:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})[MARK])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if about["identity"] == json.loads(json.dumps(identity)) and about["sha256"] == _checksum(tensors):
+            known = about["identity"] == json.loads(json.dumps(identity))
+            if known and about[CHECKSUM] == checksum(about, tensor_blocks(tensors)):
                 return tensors, [Broken(*sample) for sample in about["broken"]]
             reason = "its content is not what was written"
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
@@ -101,12 +103,3 @@ class FeatureStore:
             f"--skip_load: there are no {what} in {self.folder}, it holds {held}. "
             f"Run it once without --skip_load, with the same settings."
         )
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        total.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return total.hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, short
 from tokensieve.files import format_template, replace_file
 from tokensieve.models.features import encode_text
+from tokensieve.parts.tensor_files import FLOATS, is_plain, read_torch
 
 
 def zero_shot_classifier(
@@ -54,13 +54,14 @@ def load_classifiers(paths: Sequence[str], device: torch.device) -> Tensor:
     loaded: list[Tensor] = []
     for path in paths:
         try:
-            classifier = torch.load(path, map_location="cpu", weights_only=True)
-        except OSError as error:
-            raise UserError(f"cannot read the classifier {path}: {error.strerror}. Make one with --save_clf.") from error
-        except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError) as error:  # not a pickle
-            raise UserError(f"{path} is not a classifier saved with --save_clf.") from error
-        if not isinstance(classifier, Tensor) or classifier.dim() != 2 or not torch.isfinite(classifier).all():
-            raise UserError(f"{path} is not a classifier: a matrix (width, classes) of finite numbers was expected.")
+            classifier = read_torch(path)
+        except UserError as error:
+            raise UserError(f"--load_clfs: {error}. Make a classifier with --save_clf.") from error
+        is_matrix = is_plain(classifier) and classifier.dtype in (*FLOATS, torch.float64) and classifier.dim() == 2
+        if not is_matrix or not classifier.isfinite().all():
+            raise UserError(
+                f"{short(path, 200)} is not a classifier: a matrix (width, classes) of finite numbers was expected."
+            )
         if loaded and classifier.shape != loaded[0].shape:
             raise UserError(f"{path} is {tuple(classifier.shape)}, {paths[0]} is {tuple(loaded[0].shape)}: no mean of them.")
         loaded.append(classifier)
