@@ -346,7 +346,7 @@ def test_damaged_files_are_made_again(context: Callable[..., TaskContext], tmp_p
     whole = files[0].read_bytes()
     flipped = bytearray(whole)
     flipped[-100] ^= 1
-    header = whole.replace(rb'\"broken\": []', rb'\"broken\": {}')
+    header = whole.replace(rb"\"broken\": []", rb"\"broken\": {}")
     assert header != whole
     for content in (b"", whole[:50], whole[:-5], bytes(flipped), header, b"\xff" * 500):
         files[0].write_bytes(content)

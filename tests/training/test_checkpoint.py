@@ -113,6 +113,84 @@ def test_a_pickle_is_never_opened(tmp_path):
         checkpoint.load(folder)
 
 
+def _rewrite(folder, state, manifest=None):
+    """Another state.json, with the right hash."""
+    (folder / "state.json").write_text(state)
+    digests = {name: checkpoint._digest(folder / name) for name in ("tensors.safetensors", "state.json")}
+    (folder / "manifest.json").write_text(json.dumps(digests) if manifest is None else manifest)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("[", "[" * 100_000, "[" * 900 + "]" * 900, "3", "null", "{}", "[]", "\ud800", "NaN"),
+        *(
+            '{"step": -1, "state": {}}',
+            '{"step": true, "state": {}}',
+            '{"step": 1.0, "state": {}}',
+            '{"step": "1", "state": {}}',
+        ),
+        *('{"step": 2, "state": {}}', '{"step": 1e999, "state": {}}', '{"step": ' + "9" * 5000 + ', "state": {}}'),
+        *('{"step": 1}', '{"step": 1, "state": {"": 3}}', '{"step": 1, "state": {"": ["tensor", "y"]}}'),
+        *('{"step": 1, "state": {"": ["tensor", []]}}', '{"step": 1, "state": {"": ["pairs", [[[], 1]]]}}'),
+        '{"step": 1, "state": ' + '{"":["tuple",[' * 400 + "]]}" * 400 + "}",
+    ],
+)
+def test_a_state_of_any_content_is_a_broken_checkpoint(tmp_path, state):
+    checkpoint.save(tmp_path, 1, {"x": torch.tensor([1.0])})
+    _rewrite(tmp_path / "step-00000001", state.encode("utf-8", "replace").decode())
+    with pytest.raises(checkpoint.BrokenCheckpoint) as caught:
+        checkpoint.load(tmp_path / "step-00000001")
+    assert len(str(caught.value)) < 600 and str(caught.value).isprintable()
+    assert checkpoint.latest(tmp_path)[0] is None
+
+
+@pytest.mark.parametrize("manifest", ["[]", "3", "{}", "[" * 100_000, '{"tensors.safetensors": 3}', "x" * (2 << 20)])
+def test_a_manifest_of_any_content_is_a_broken_checkpoint(tmp_path, manifest):
+    checkpoint.save(tmp_path, 1, {"x": torch.tensor([1.0])})
+    _rewrite(tmp_path / "step-00000001", "{}", manifest)
+    with pytest.raises(checkpoint.BrokenCheckpoint):
+        checkpoint.load(tmp_path / "step-00000001")
+
+
+def test_names_that_are_no_steps_are_left_alone(tmp_path):
+    others = ("step-abc", "step-", "step-99999999999999999999", "step-1", "step-٣٣٣٣٣٣٣٣", "step-0000000012", "step--0000012")
+    for name in others:
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-00000090").write_text("a file")
+    (tmp_path / "step-00000091").symlink_to(tmp_path / "nowhere")
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, step, {"x": torch.tensor(step)})
+    found, broken = checkpoint.latest(tmp_path)
+    assert found is not None and found.step == 3 and not broken
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *others,
+        *("step-00000090", "step-00000091", "step-00000002", "step-00000003"),
+    }
+    with pytest.raises(UserError, match=r"there are those of the steps 2, 3$"):
+        checkpoint.at_step(tmp_path, 90)
+
+
+def test_pipes_links_and_files_in_place_of_folders_do_no_harm(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "inside").mkdir(parents=True)
+    run = tmp_path / "run"
+    checkpoint.save(run, 1, {"x": torch.tensor([1.0])})
+    (run / "step-00000002").symlink_to(elsewhere)
+    (run / ".unfinished-step-00000003").symlink_to(elsewhere)
+    (run / ".replaced-step-00000001").write_text("a file")
+    (run / "step-00000003").write_text("a file")
+    pipe = run / "step-00000005"
+    pipe.mkdir()
+    for name in ("manifest.json", "state.json", "tensors.safetensors"):
+        os.mkfifo(pipe / name)
+    found, broken = checkpoint.latest(run)
+    assert found is not None and found.step == 1 and len(broken) == 2
+    checkpoint.save(run, 3, {"x": torch.tensor([3.0])}, keep=1)
+    assert [path.name for path in run.iterdir()] == ["step-00000003"] and (elsewhere / "inside").is_dir()
+    assert checkpoint.load(run / "step-00000003").step == 3
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_not_written(tmp_path, bad):
     checkpoint.save(tmp_path, 1, {"x": torch.tensor([1.0])})

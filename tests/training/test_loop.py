@@ -227,6 +227,25 @@ def test_the_layout_of_older_runs_is_resumed(tmp_path, whole):
     assert mended == losses and not list((tmp_path / "old").glob("step-*"))
 
 
+def test_the_checkpoint_of_another_training_is_named(tmp_path):
+    loop.train(Stub([1.0, 1.0]), tmp_path, steps=1, checkpoint_every=1, quiet=True)
+    with pytest.raises(UserError, match=r"step-00000001 is of another training, or of another version \(KeyError"):
+        training.run(toy.config(), resume=True, output=tmp_path, quiet=True)
+    for state in ({}, {"generators": [3], "learner": {}}, {"generators": [], "learner": {}}, {"generators": 3}):
+        checkpoint.save(tmp_path / "checkpoints", 1, state)
+        with pytest.raises(UserError, match=r"another training|processes"):
+            loop.train(Stub([1.0, 1.0]), tmp_path, steps=2, checkpoint_every=1, resume=True, quiet=True)
+
+
+def test_a_damaged_log_does_not_end_a_resumed_run(tmp_path):
+    loop.train(Stub([1.0, 2.0, 3.0]), tmp_path, steps=2, checkpoint_every=1, quiet=True)
+    log = tmp_path / "logs" / "log.jsonl"
+    rows = log.read_bytes()
+    log.write_bytes(b'3\n{}\n[1]\n{"step": "x"}\n\xff\xfe\n' + b"[" * 100_000 + b"\n" + rows + b'{"step": 1')
+    loop.train(Stub([1.0, 2.0, 3.0]), tmp_path, steps=3, checkpoint_every=1, resume=True, quiet=True)
+    assert [json.loads(row)["step"] for row in log.read_text().splitlines()] == [0, 1, 2]
+
+
 # ------------------------------------------------------------------------------------------------------ what is written
 
 

@@ -24,15 +24,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tokensieve.errors import UserError
-from tokensieve.parts.checkpoints import BEST, TENSORS, state_dict_file, step_folder
+from tokensieve.errors import UserError, short
+from tokensieve.files import open_regular, read_json
+from tokensieve.parts.checkpoints import BEST, TENSORS, state_dict_file, step_folder, step_folders
+from tokensieve.parts.header import MAX_HEADER
 
 KEPT = 2
+MAX_STATE = 1 << 30  # bytes of the state that is not tensors
 _STATE, _MANIFEST = "state.json", "manifest.json"
 _UNFINISHED, _REPLACED = ".unfinished-", ".replaced-"
 
 
-class BrokenCheckpoint(ValueError):
+class BrokenCheckpoint(UserError):
     """A folder that differs from what was written: a file is missing, truncated or changed."""
 
 
@@ -68,12 +71,13 @@ def save(
         _write_synced(aside, content)
         aside.rename(run / name)
     _write(final, step, *packed, parts or {})
-    done = [folder for folder in _folders(run) if _step_of(folder) <= step]
+    folders = step_folders(run)
+    done = [other for other in folders if other <= step]
     kept = done if keep is None else done[-keep:]
-    for other in (folder for folder in _folders(run) if folder not in kept):
+    for other in folders.keys() - set(kept):
         for name in exports or ():
-            (run / state_dict_file(name, _step_of(other))).unlink(missing_ok=True)
-        shutil.rmtree(other)
+            (run / state_dict_file(name, other)).unlink(missing_ok=True)
+        _remove(folders[other])
     return final
 
 
@@ -94,14 +98,19 @@ def clean_up(run: Path) -> None:
     for old in run.glob(f"{_REPLACED}*"):
         final = run / old.name.removeprefix(_REPLACED)
         if final.exists():
-            shutil.rmtree(old)
+            _remove(old)
         else:
             old.rename(final)
     for left_over in run.glob(f"{_UNFINISHED}*"):
-        if left_over.is_dir():
-            shutil.rmtree(left_over)
-        else:
-            left_over.unlink()
+        _remove(left_over)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file, or a link, but not what the link points to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _prepare(run: Path, name: str) -> Path:
@@ -138,7 +147,10 @@ def _write(final: Path, step: int, plain: Any, tensors: dict[str, Tensor], files
         save_file(tensors, str(aside / TENSORS))
     except SafetensorError as error:  # raised when the disk is full
         raise OSError(f"{aside / TENSORS}: {error}") from error
-    (aside / _STATE).write_text(json.dumps({"step": step, "state": plain}, allow_nan=False), encoding="utf-8")
+    text = json.dumps({"step": step, "state": plain}, allow_nan=False)
+    if len(text) > MAX_STATE:
+        raise OSError(f"{aside / _STATE}: {len(text):,} characters, more than {MAX_STATE:,} could not be read again")
+    (aside / _STATE).write_text(text, encoding="utf-8")
     for name, content in files.items():
         _write_synced(aside / name, content)
     digests = {name: _digest(aside / name) for name in (TENSORS, _STATE)}
@@ -150,7 +162,7 @@ def _write(final: Path, step: int, plain: Any, tensors: dict[str, Tensor], files
     aside.rename(final)
     _sync(final.parent)
     if old.exists():
-        shutil.rmtree(old)
+        _remove(old)
 
 
 def _write_synced(path: Path, content: bytes) -> None:
@@ -161,23 +173,25 @@ def _write_synced(path: Path, content: bytes) -> None:
 def load(folder: Path) -> Checkpoint:
     """Read one checkpoint, after its hashes have been checked."""
     try:
-        digests = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        digests = read_json(folder / _MANIFEST, MAX_HEADER)
         for name in (TENSORS, _STATE):
             if _digest(folder / name) != digests[name]:
-                raise BrokenCheckpoint(f"{folder / name} differs from what was written (SHA-256)")
-        content = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        tensors = load_file(str(folder / TENSORS))
-        return Checkpoint(content["step"], _unpack(content["state"], tensors), folder)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        if isinstance(error, BrokenCheckpoint):
-            raise
-        raise BrokenCheckpoint(f"{folder}: {type(error).__name__}: {error}") from error
+                raise BrokenCheckpoint(f"{short(folder / name, 300)} differs from what was written (SHA-256)")
+        content = read_json(folder / _STATE, MAX_STATE)
+        step, tensors = content["step"], load_file(str(folder / TENSORS))
+        if type(step) is not int or step < 0 or folder.name not in (BEST, step_folder(step)):
+            raise BrokenCheckpoint(f"{short(folder, 300)} holds the step {short(step)}")
+        return Checkpoint(step, _unpack(content["state"], tensors), folder)
+    except BrokenCheckpoint:
+        raise
+    except Exception as error:  # files of any content lead to any kind: SafetensorError, KeyError, RecursionError, MemoryError
+        raise BrokenCheckpoint(f"{short(folder, 300)}: {type(error).__name__}: {short(error, 200)}") from error
 
 
 def latest(run: Path) -> tuple[Checkpoint | None, list[BrokenCheckpoint]]:
     """The newest intact checkpoint, or None; and the errors of newer ones that were skipped."""
     broken: list[BrokenCheckpoint] = []
-    for folder in reversed(_folders(run)):
+    for folder in reversed(step_folders(run).values()):
         try:
             return load(folder), broken
         except BrokenCheckpoint as error:
@@ -189,7 +203,7 @@ def at_step(run: Path, step: int) -> Checkpoint:
     """The checkpoint of a step; a UserError if there is none, or if it is broken."""
     folder = run / step_folder(step)
     if not folder.is_dir():
-        steps = ", ".join(str(_step_of(folder)) for folder in _folders(run)) or "none"
+        steps = ", ".join(map(str, step_folders(run))) or "none"
         raise UserError(f"{run} has no checkpoint of step {step}; there are those of the steps {steps}")
     try:
         return load(folder)
@@ -197,17 +211,9 @@ def at_step(run: Path, step: int) -> Checkpoint:
         raise UserError(f"{error}; resume from another step") from None
 
 
-def _folders(run: Path) -> list[Path]:
-    return sorted(path for path in run.glob("step-*") if path.is_dir())
-
-
-def _step_of(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))
-
-
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as (file, _):
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

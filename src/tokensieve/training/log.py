@@ -121,14 +121,14 @@ def _short(value: Any) -> str:
 def truncate_log(run: Path, step: int) -> None:
     """Remove the rows of log.jsonl from a step on, which will be run again, and rows that a kill left incomplete."""
     path = run / FOLDER / ROWS
-    rows = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     files.write_text(path, "".join(row + "\n" for row in rows if _is_before(row, step)))
 
 
 def _is_before(row: str, step: int) -> bool:
     try:
-        return json.loads(row)["step"] < step
-    except ValueError:
+        return bool(json.loads(row)["step"] < step)
+    except (ValueError, TypeError, LookupError, RecursionError):  # not a row of ours
         return False
 
 

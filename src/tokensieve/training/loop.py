@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol
 
 from tokensieve import provenance
 from tokensieve.distributed import Processes
-from tokensieve.errors import NotFinite, UserError
+from tokensieve.errors import NotFinite, UserError, short
 from tokensieve.parts.checkpoints import CHECKPOINTS
 from tokensieve.training import checkpoint, random_state
 from tokensieve.training.log import Log, format_losses
@@ -126,7 +126,22 @@ class _Progress:
         saved: checkpoint.Checkpoint | None = self.processes.run_on_main(lambda: find_checkpoint(self.run, resume))
         if saved is None:
             return 0
-        generators = saved.state["generators"]
+        try:
+            self._restore(saved.state)
+        except UserError:
+            raise
+        except Exception as error:  # whatever learners, optimizers and generators raise for the state of others
+            raise UserError(
+                f"{saved.folder} is of another training, or of another version ({type(error).__name__}: {short(error, 160)}); "
+                "resume it with its own file, or start a new run with another --output"
+            ) from error
+        self.done, self.saved = saved.step, saved.folder
+        if not quiet and self.processes.is_main:
+            print(f"resumed after step {saved.step} from {saved.folder}", file=sys.stderr)
+        return saved.step
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        generators = state["generators"]
         if isinstance(generators, dict):  # as runs of one process were saved in 0.1
             generators = [generators]
         if len(generators) != self.processes.size:
@@ -134,14 +149,11 @@ class _Progress:
                 f"{self.run} was started with {len(generators)} processes and this is {self.processes.size}; "
                 f"resume it with {len(generators)}, or start a new run with another --output"
             )
-        self.learner.restore(saved.state["learner"])
+        self.learner.restore(state["learner"])
         random_state.restore_generators(generators[self.processes.rank])
-        self.done, self.saved = saved.step, saved.folder
-        for name, value in saved.state.get("progress", {}).items():
-            setattr(self, name, value)
-        if not quiet and self.processes.is_main:
-            print(f"resumed after step {saved.step} from {saved.folder}", file=sys.stderr)
-        return saved.step
+        progress = state.get("progress", {})
+        self.best, self.best_tie = progress.get("best"), progress.get("best_tie")
+        self.recent, self.evaluation = progress.get("recent", []), progress.get("evaluation")
 
     def step(self, index: int) -> None:
         """One step; its losses are averaged over the processes."""

@@ -10,7 +10,7 @@ from typing import Any
 from tokensieve import distributed
 from tokensieve.distributed import Processes
 from tokensieve.errors import UserError
-from tokensieve.parts.checkpoints import CHECKPOINTS
+from tokensieve.parts.checkpoints import CHECKPOINTS, step_folders
 from tokensieve.training import checkpoint
 from tokensieve.training.log import FOLDER, ROWS, truncate_log
 
@@ -53,7 +53,7 @@ def find_checkpoint(run: Path, resume: bool | int) -> checkpoint.Checkpoint | No
         truncate_log(run, chosen.step)
         return chosen
     newest, broken = checkpoint.latest(folder)
-    if not resume and (newest or broken or any(run.glob("step-*")) or checkpoint.other_files(folder)):
+    if not resume and (newest or broken or step_folders(run) or checkpoint.other_files(folder)):
         raise UserError(f"{run} holds a run already; add --resume to continue it, or give another folder with --output")
     for problem in broken:
         print(f"skipped a broken checkpoint: {problem}", file=sys.stderr)
@@ -65,7 +65,7 @@ def find_checkpoint(run: Path, resume: bool | int) -> checkpoint.Checkpoint | No
 
 def _move_old_files(run: Path) -> None:
     """Move checkpoints and log of a run of version 0.1, which were in its folder itself, to where they belong now."""
-    for old in run.glob("step-*"):
+    for old in step_folders(run).values():
         old.rename(run / CHECKPOINTS / old.name)
     if (run / ROWS).exists():
         (run / ROWS).rename(run / FOLDER / ROWS)
