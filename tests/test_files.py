@@ -9,6 +9,7 @@ import socket
 import stat
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -256,12 +257,14 @@ def test_whether_a_file_can_be_written_is_known_before(tmp_path):
         files.check_writable(tmp_path / "file" / "x.json")
 
 
-def test_a_folder_is_locked_by_one_process_and_free_when_it_dies(tmp_path):
+@contextmanager
+def held_by_another(folder, what):
+    """Another process holds the lock of a folder; its id."""
     fork = multiprocessing.get_context("fork")
     held = fork.Event()
 
     def hold():
-        files.FolderLock(tmp_path / "run", "a training").acquire()
+        files.FolderLock(folder, what).acquire()
         held.set()
         time.sleep(600)
 
@@ -269,11 +272,84 @@ def test_a_folder_is_locked_by_one_process_and_free_when_it_dies(tmp_path):
     child.start()
     try:
         assert held.wait(60)
-        with pytest.raises(UserError, match=rf"a training already runs in {tmp_path}/run \(process {child.pid} on "):
-            files.FolderLock(tmp_path / "run", "a training").acquire()
+        yield child.pid
     finally:
         child.kill()
         child.join()
-    lock = files.FolderLock(tmp_path / "run", "a training")
-    lock.acquire()  # the lock of a dead process
-    lock.release()
+
+
+def is_locked_for_others(folder):
+    fork = multiprocessing.get_context("fork")
+
+    def try_it():
+        try:
+            files.FolderLock(folder, "a training").acquire()
+        except UserError:
+            os._exit(7)
+        os._exit(0)
+
+    child = fork.Process(target=try_it)
+    child.start()
+    child.join(60)
+    return child.exitcode == 7
+
+
+def test_a_folder_is_locked_by_one_process_and_free_when_it_dies(tmp_path):
+    with held_by_another(tmp_path / "run", "a search") as process, pytest.raises(UserError) as caught:
+        files.FolderLock(tmp_path / "run", "a training").acquire()
+    assert f"a search already runs in {tmp_path}/run (process {process} on " in str(caught.value)
+    with files.FolderLock(tmp_path / "run", "a training"):  # the lock of a dead process
+        assert is_locked_for_others(tmp_path / "run")
+    assert not is_locked_for_others(tmp_path / "run")
+
+
+def test_a_lock_keeps_threads_of_one_process_apart(tmp_path):
+    with files.FolderLock(tmp_path, "a training"):
+        (tmp_path / "link").symlink_to(tmp_path)
+        for same in (tmp_path, tmp_path / "link"):
+            with pytest.raises(UserError, match=rf"a training already runs in .* \(this process, {os.getpid()}\)"):
+                files.FolderLock(same, "a search").acquire()
+        assert is_locked_for_others(tmp_path)  # closing a second descriptor would have released it
+    with files.FolderLock(tmp_path, "a search"):
+        pass
+
+
+def test_a_lock_file_is_nothing_else(tmp_path):
+    """A link would have what it points to overwritten."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("my own words")
+    for name, make in {
+        "link": lambda lock: lock.symlink_to(mine),
+        "dangling": lambda lock: lock.symlink_to(tmp_path / "new.txt"),
+        "hard": lambda lock: os.link(mine, lock),
+        "folder": lambda lock: lock.mkdir(),
+        "pipe": os.mkfifo,
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        make(folder / ".lock")
+        with pytest.raises(UserError, match=r"\.lock is not a file.*; remove it, or give another folder with --output"):
+            files.FolderLock(folder, "a training").acquire()
+    assert mine.read_text() == "my own words" and not (tmp_path / "new.txt").exists()
+
+
+def test_a_lock_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside", tmp_path / ("x" * 300), tmp_path / "a\0b"):
+        with pytest.raises(UserError, match=r"cannot write .*Give another folder with --output"):
+            files.FolderLock(folder, "a training").acquire()
+
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files.os, "open", denied)
+    with pytest.raises(UserError, match="Permission denied"):
+        files.FolderLock(tmp_path, "a training").acquire()
+
+
+def test_strange_words_in_a_lock_file_are_not_printed(tmp_path):
+    with held_by_another(tmp_path, "a training"):
+        (tmp_path / ".lock").write_bytes(b"\x1b[31m" + b"x" * 500 + b"\n\xff\x07")
+        with pytest.raises(UserError) as caught:
+            files.FolderLock(tmp_path, "a training").acquire()
+    assert str(caught.value).isprintable()

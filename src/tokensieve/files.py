@@ -13,11 +13,12 @@ import stat
 import string
 import sys
 import tempfile
+import threading
 import unicodedata
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar, NoReturn
 
 from tokensieve.errors import UserError, did_you_mean, one_line, short
 from tokensieve.provenance import to_json_value
@@ -347,14 +348,25 @@ def _check_stream(path: Path) -> None:
 
 
 class FolderLock:
-    """One process at a time works in a folder. The lock of a process that died is free: the system releases it.
+    """One process at a time, and one thread of it, works in a folder. The lock of a process that died is free.
 
-    (A record lock, not flock: processes that are forked while it is held do not hold it.)
+    (A record lock, not flock: processes that are forked while it is held do not hold it. Record locks do not keep the threads
+    of a process apart, and closing any descriptor of the file gives them up, so those that this process holds are listed.)
     """
+
+    _held: ClassVar[dict[tuple[int, int], tuple[int, str]]] = {}  # device and inode of the file: process, and what runs there
+    _guard: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, folder: Path, what: str) -> None:
         self.path, self.what = folder / ".lock", what
         self.descriptor: int | None = None
+        self._file = (0, 0)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def acquire(self) -> None:
         """A UserError that names the process which holds it."""
@@ -362,26 +374,64 @@ class FolderLock:
             import fcntl
         except ImportError:  # Windows has no such locks
             return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise UserError(f"cannot write {self.path.parent}: {error.strerror}. Give another folder with --output.") from None
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            os.close(descriptor)
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                return  # a file system without locks
-            raise UserError(
-                f"{self.what} already runs in {self.path.parent} ({holder}); wait for it, or give another folder with --output"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        self.descriptor = descriptor
+        with self._guard:
+            self._check_threads()
+            descriptor = self._open()
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                told = os.read(descriptor, 200).decode(errors="replace")
+                os.close(descriptor)
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    print(f"tokensieve: {self.path.parent} cannot be locked: let nothing else run in it", file=sys.stderr)
+                    return
+                what, _, holder = told.partition("\n")
+                self._refuse(*((what, holder) if holder else (self.what, "another process")))
+            me = f"process {os.getpid()} on {socket.gethostname()}"
+            with suppress(OSError):  # a full disk: the lock is held, without a name
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{self.what}\n{me}".encode(), 0)
+            self.descriptor = descriptor
+            about = os.fstat(descriptor)
+            self._file = about.st_dev, about.st_ino
+            self._held[self._file] = os.getpid(), self.what
 
     def release(self) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
+        with self._guard:
+            if self.descriptor is not None:
+                self._held.pop(self._file, None)
+                os.close(self.descriptor)
+                self.descriptor = None
+
+    def _check_threads(self) -> None:
+        """A UserError if this process holds the lock."""
+        try:
+            about = os.lstat(self.path)
+        except (OSError, ValueError):  # there is none, or there cannot be one
+            return
+        process, what = self._held.get((about.st_dev, about.st_ino), (0, ""))
+        if process == os.getpid():
+            self._refuse(what, f"this process, {process}")
+
+    def _open(self) -> int:
+        """The lock file, which is nothing else than that: a link would have what it points to overwritten."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except (OSError, ValueError) as error:
+            if os.path.islink(self.path) or os.path.isdir(self.path):
+                raise UserError(f"{self.path} is not a file; remove it, or give another folder with --output") from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            folder = short(self.path.parent, 200)
+            raise UserError(f"cannot write {folder}: {reason}. Give another folder with --output.") from None
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+            os.close(descriptor)
+            raise UserError(f"{self.path} is not a file of its own; remove it, or give another folder with --output")
+        return descriptor
+
+    def _refuse(self, what: str, holder: str) -> NoReturn:
+        raise UserError(
+            f"{short(what)} already runs in {short(self.path.parent, 200)} ({short(holder, 120)}); wait for it, or give "
+            "another folder with --output"
+        ) from None

@@ -65,6 +65,7 @@ def test_what_the_file_leaves_out_is_not_searched_and_rates_are_around_its_own(t
 def test_the_search_writes_its_space_down(tmp_path, capsys):
     path, _ = written(tmp_path, ORIGINAL)
     searching = workers.Searching(path, tmp_path / "out", quiet=False)
+    searching.open()
     assert "search_settings.space is not given; searching merge_ratio, pruning_layers" in capsys.readouterr().err
     kept = yaml.safe_load((tmp_path / "out/search.yaml").read_text())
     assert set(kept["search_settings"]["space"]) == set(searching.search.space)

@@ -23,6 +23,7 @@ def test_two_processes_train_a_trial_and_leave_it_together_when_it_is_pruned(tmp
     path = tmp_path / "pruning.yaml"
     path.write_text(yaml.safe_dump(made))
     searching = workers.Searching(path, tmp_path / "out", quiet=True)
+    searching.open()
     ranges = {key: optuna.distributions.FloatDistribution(1, 50)}
     for steps in ({6: 1.0}, *([{2: 2.0, 6: 1.0}] * 5)):  # by now accuracies of 2 after step 2 are usual
         searching.study.add_trial(

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.paths import ROOT
-from tokensieve import config, search
+from tokensieve import config, files, search
 from tokensieve.config import document
 from tokensieve.config.search import Dimension, Manager, Objective
 from tokensieve.errors import UserError
@@ -205,6 +205,7 @@ def _lives(pid):
 def begun(tmp_path, text=FILE):
     """A study, its file and its settings, as the search makes them."""
     searching = workers.Searching(written(tmp_path, text), tmp_path / "out", quiet=True)
+    searching.open()
     return searching, searching.study
 
 
@@ -258,6 +259,26 @@ def test_trials_are_as_many_as_asked_for_also_after_more_are_asked_for(tmp_path)
     assert searching.next_trial() is not None and searching.next_trial() is None
     searching.search = searching.search.model_copy(update={"n_trials": 5})
     assert searching.next_trial() is not None and searching.next_trial() is None
+
+
+def test_a_second_search_in_the_same_folder_is_refused_and_writes_nothing(tmp_path):
+    folder = tmp_path / "out"
+    with (
+        files.FolderLock(folder, "a search"),
+        pytest.raises(UserError, match=r"a search already runs in .*/out \(this process"),
+    ):
+        search.run(written(tmp_path), folder, quiet=True)
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_results_are_written_before_another_search_may_start(tmp_path, monkeypatch):
+    def write(*_):
+        with pytest.raises(UserError, match="a search already runs"):
+            files.FolderLock(tmp_path / "out", "a search").acquire()
+        return True
+
+    monkeypatch.setattr(results, "write", write)
+    search.run(written(tmp_path, FILE.replace("n_trials: 4", "n_trials: 1")), tmp_path / "out", quiet=True)
 
 
 def test_a_study_goes_on_only_with_the_same_search(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 
 import tokensieve
 from tests.support import hf_models
+from tokensieve import files
 from tokensieve.cli import main
 from tokensieve.models import loading
 from tokensieve.models.registry import open_tower
@@ -40,6 +41,13 @@ def tune(tiny_clip: SimpleNamespace, photos: Path) -> Any:
         return code, json.loads(file.read_text()) if file.exists() else {}
 
     return run
+
+
+def test_a_second_search_in_the_same_folder_is_refused(tune: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with files.FolderLock(Path("out"), "tokensieve tune"):
+        assert tune("--trials", "12") == (2, {})
+    assert "tokensieve tune already runs in out (this process" in capsys.readouterr().err
+    assert [path.name for path in Path("out").iterdir()] == [".lock"]
 
 
 def test_a_search(tune: Any, capsys: pytest.CaptureFixture[str], tiny_clip: SimpleNamespace) -> None:

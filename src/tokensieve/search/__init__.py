@@ -19,23 +19,28 @@ def run(path: str | Path, output: str | Path | None = None, quiet: bool = False)
     path = Path(path)
     folder = Path(output) if output is not None else config.load(path).output
     searching = Searching(path, folder, quiet)
+    with files.FolderLock(folder, "a search"):
+        searching.open()
+        any_complete = _search(searching, folder)
+    if not any_complete:
+        raise UserError(f"no trial was completed; see {folder / 'trials.csv'} for the reasons")
+    if not quiet:
+        results.show(searching.study, searching.search, folder)
+    return folder
+
+
+def _search(searching: Searching, folder: Path) -> bool:
+    """Run the trials that are left and write the results, however it ends. Whether a trial was completed."""
     mode, enable = searching.config.manager_settings.mode, searching.search.enable
     if enable and mode == "single":
         searching.print("this is a search: search_settings.enable: true overrides manager_settings.mode: single")
     elif mode == "optuna" and not enable and "enable" in searching.search.model_fields_set:
         searching.print("this is a search: manager_settings.mode: optuna overrides search_settings.enable: false")
-    lock = files.FolderLock(folder, "a search")
-    lock.acquire()
     try:
         searching.run()
     except (KeyboardInterrupt, SystemExit):
         searching.print(f"stopped; run the same command again to continue the study in {folder}")
         raise
     finally:
-        lock.release()
         any_complete = results.write(searching.study, searching.data, searching.search, searching.schema.output_key, folder)
-    if not any_complete:
-        raise UserError(f"no trial was completed; see {folder / 'trials.csv'} for the reasons")
-    if not quiet:
-        results.show(searching.study, searching.search, folder)
-    return folder
+    return any_complete

@@ -12,7 +12,6 @@ many trials.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -23,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokensieve import config, files
 from tokensieve.config import document, search_space, yaml_tree
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
 
 WORKER = ("-m", "tokensieve.search.trial")
+OUTCOMES = ("complete", "pruned", "failed", "interrupted")  # what a worker writes
 PAUSE = 0.2
 CPU = "the CPU"
 GRACE = 60  # seconds that a worker has to save a checkpoint when the search stops
@@ -105,6 +105,9 @@ class Running:
 class Searching:
     """A search: the study, the free slots, and the running trials."""
 
+    study: optuna.Study
+    storage: Any
+
     def __init__(self, path: Path, folder: Path, quiet: bool) -> None:
         self.optuna = import_optuna()
         self.config: Training = config.load(path, searching=True)
@@ -123,15 +126,19 @@ class Searching:
         self.free = find_slots(manager, cuda_devices() if manager.available_gpus else [])
         if manager.available_gpus and self.free[0].name == CPU:
             self.print(f"there is no CUDA device: trials run on the CPU, {len(self.free)} at a time")
-        folder.mkdir(parents=True, exist_ok=True)
-        name = manager.study_name or path.stem
-        self.study = open_study(self.data, self.config, folder, name)
-        self.storage = storage_of(self.study)
+        self.name = manager.study_name or path.stem
+        self.snapshot = folder / "search.yaml"  # the workers read this copy: the file may change
         self.running: list[Running] = []
         self.began, self.last_heartbeat = time.monotonic(), -math.inf
-        study = {"storage": manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}", "study_name": name}
+
+    def open(self) -> None:
+        """Open the study. From here on files are written."""
+        manager = self.config.manager_settings
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.study = open_study(self.data, self.config, self.folder, self.name)
+        self.storage = storage_of(self.study)
+        study = {"storage": manager.storage or f"sqlite:///{(self.folder / 'study.db').resolve()}", "study_name": self.name}
         settings = self.data | {"manager_settings": self.data.get("manager_settings", {}) | study}
-        self.snapshot = folder / "search.yaml"  # the workers read this copy: the file may change
         files.write_text(self.snapshot, yaml_tree.write(settings))
 
     def print(self, text: str) -> None:
@@ -251,7 +258,9 @@ class Searching:
             except ValueError as error:
                 self.end(one.trial, one.number, "FAIL", str(error))
         else:
-            self.end(one.trial, one.number, {"pruned": "PRUNED", "failed": "FAIL"}[outcome["state"]], outcome["reason"])
+            self.end(
+                one.trial, one.number, {"pruned": "PRUNED", "failed": "FAIL"}[outcome["state"]], str(outcome.get("reason"))
+            )
         self.stop_if_all_fail()
 
     def restart(self, one: Running, reason: str) -> None:
@@ -332,10 +341,10 @@ class Searching:
 def _outcome(folder: Path) -> dict[str, str] | None:
     """How a worker ended, as it wrote itself; None if it could not."""
     try:
-        outcome: dict[str, str] = json.loads((folder / "outcome.json").read_text(encoding="utf-8"))
-        return outcome
-    except (OSError, ValueError):
+        outcome = files.read_json(folder / "outcome.json")
+    except UserError:
         return None
+    return outcome if isinstance(outcome, dict) and outcome.get("state") in OUTCOMES else None
 
 
 def _last_line(log: Path) -> str:

@@ -53,23 +53,24 @@ def run(args: argparse.Namespace) -> Path:
     about = {"model": f"{kind.name} {model} {pretrained}", "images": subject.images.fingerprint}
     about |= {name: provenance.digest(value) for name, value in subject.about().items()}
     objective = {**vars(goal), "methods": methods, "resize": with_resize, "seed": args.seed, "device": str(device)}
-    record = Record(folder, about, objective, args.seed)
-    subject.prepare(loading.load(model, pretrained, model_type=kind.name, device=device))
-    record.claim("weights", subject.loaded.fingerprint)
-    record.start()
-    evaluator = Evaluator(subject, device, args.batch_size, args.seed)
-    shape = outline(subject, evaluator.sample)
-    check_keep(goal, shape.tokens)
-    space = Space(shape, tuple(methods), with_resize and not shape.no_resize_reason, goal.keep)
-    settings = {
-        "model": {"name": model, "pretrained": pretrained, "model_type": kind.name, "weights": subject.loaded.fingerprint},
-        "goal": vars(goal),
-        "device": str(device),
-        "seed": args.seed,
-        "methods": methods,
-    }
-    with _results(subject, record, goal, settings, folder, args.quiet, shape.no_resize_reason) as images:
-        search(args, evaluator, space, record, goal, images)
+    with files.FolderLock(folder, "tokensieve tune"):
+        record = Record(folder, about, objective, args.seed)
+        subject.prepare(loading.load(model, pretrained, model_type=kind.name, device=device))
+        record.claim("weights", subject.loaded.fingerprint)
+        record.start()
+        evaluator = Evaluator(subject, device, args.batch_size, args.seed)
+        shape = outline(subject, evaluator.sample)
+        check_keep(goal, shape.tokens)
+        space = Space(shape, tuple(methods), with_resize and not shape.no_resize_reason, goal.keep)
+        settings = {
+            "model": {"name": model, "pretrained": pretrained, "model_type": kind.name, "weights": subject.loaded.fingerprint},
+            "goal": vars(goal),
+            "device": str(device),
+            "seed": args.seed,
+            "methods": methods,
+        }
+        with _results(subject, record, goal, settings, folder, args.quiet, shape.no_resize_reason) as images:
+            search(args, evaluator, space, record, goal, images)
     return folder / results.RESULT
 
 
