@@ -30,9 +30,20 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # 
 DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|/(?:dev|proc/self)/fd/([0-9]{1,9})")
 
 
+class UnreadableFile(UserError):
+    """A file that cannot be read, and why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"cannot read {name}: {reason}")
+        self.name, self.reason = name, reason
+
+    def __reduce__(self) -> tuple[type[UnreadableFile], tuple[str, str]]:
+        return UnreadableFile, (self.name, self.reason)
+
+
 @contextmanager
 def open_regular(path: str | Path, max_bytes: int | None = None) -> Iterator[tuple[BinaryIO, int]]:
-    """A regular file for reading, and its size; a UserError if it cannot be read, or is larger. Never waits for a pipe."""
+    """A regular file for reading, and its size; UnreadableFile if it is none, or is larger. Never waits for a pipe."""
     name = short(path, 200)
     with ExitStack() as stack:
         try:
@@ -40,17 +51,17 @@ def open_regular(path: str | Path, max_bytes: int | None = None) -> Iterator[tup
             file = stack.enter_context(open(path, "rb", opener=lambda file, flags: os.open(file, flags | no_wait)))
             about = os.fstat(file.fileno())
         except ValueError as error:  # NUL in the name
-            raise UserError(f"cannot read {name}: {error}") from error
+            raise UnreadableFile(name, str(error)) from error
         except OSError as error:
-            raise UserError(f"cannot read {name}: {error.strerror}") from error
+            raise UnreadableFile(name, str(error.strerror)) from error
         if not stat.S_ISREG(about.st_mode):
-            raise UserError(f"cannot read {name}: it is not a regular file")
+            raise UnreadableFile(name, "it is not a regular file")
         if max_bytes is not None and about.st_size > max_bytes:
-            raise UserError(f"cannot read {name}: it has {about.st_size:,} bytes, more than {max_bytes:,}")
+            raise UnreadableFile(name, f"it has {about.st_size:,} bytes, more than {max_bytes:,}")
         try:
             yield file, about.st_size
         except OSError as error:
-            raise UserError(f"cannot read {name}: {error.strerror}") from error
+            raise UnreadableFile(name, str(error.strerror)) from error
 
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_TEXT) -> bytes:

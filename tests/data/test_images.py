@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import io
+import os
+import struct
 import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tokensieve.data.images import MAX_PIXELS, BrokenImage, open_image
+from tokensieve.data.clip_benchmark_source import CheckedDataset
+from tokensieve.data.images import MAX_PIXELS, BrokenImage, _rgb, open_image
+from tokensieve.data.other_readers import our_images
+from tokensieve.data.source import Broken
+from tokensieve.data.streams import OtherStream
 
 
 def stored(image: Image.Image, kind: str = "PNG") -> io.BytesIO:
@@ -43,8 +51,83 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         (tmp_path / "broken file.png").write_bytes(content)
         with pytest.raises(BrokenImage):
             open_image(tmp_path / "broken file.png")
-    with pytest.raises(BrokenImage, match="FileNotFoundError"):
+    with pytest.raises(BrokenImage, match=r"^No such file or directory$"):
         open_image(tmp_path / "missing.png")
+    (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "pipe.png")
+    for name in ("folder.png", "pipe.png", "a\0b.png", "x" * 5000):
+        with pytest.raises(BrokenImage):
+            open_image(tmp_path / name)
+
+
+def test_formats_that_are_not_photographs_are_refused() -> None:
+    assert open_image(stored(Image.new("RGB", (16, 16)), "MPO")).size == (16, 16)  # a JPEG of several images
+    for kind in ("ICO", "TGA", "PCX", "DDS"):
+        with pytest.raises(BrokenImage, match="it is damaged or none of JPEG"):
+            open_image(stored(Image.new("RGB", (16, 16)), kind))
+
+
+@pytest.mark.parametrize("size", [(100_001, 1), (1, 500), (2, 1000)])
+def test_images_that_a_transform_would_blow_up_are_refused(size: tuple[int, int]) -> None:
+    """The shorter side of 1 x 500 pixels brought to 224 makes 25 million of them."""
+    with pytest.raises(BrokenImage, match="pixels"):
+        open_image(stored(Image.new("RGB", size)))
+    assert open_image(stored(Image.new("RGB", (1, 200)))).size == (1, 200)
+
+
+def test_a_tiff_without_some_of_its_rows_is_refused(tmp_path: Path) -> None:
+    whole = stored(Image.effect_noise((64, 64), 50), "TIFF").getvalue()
+    rows = whole.index(struct.pack("<HHI", 278, 4, 1)) + 8 if struct.pack("<HHI", 278, 4, 1) in whole else 0
+    assert rows, "the tag RowsPerStrip"
+    (tmp_path / "x.tif").write_bytes(whole[:rows] + struct.pack("<I", 3) + whole[rows + 4 :])
+    for source in (tmp_path / "x.tif", io.BytesIO((tmp_path / "x.tif").read_bytes())):
+        with pytest.raises(BrokenImage, match="64 x 64 pixels, but some of them are missing"):
+            open_image(source)
+
+
+def test_large_images_of_wide_numbers_need_little_memory() -> None:
+    """Rows are converted some at a time, with the same result as all at once."""
+    values = np.random.default_rng(0).integers(-9, 70_000, (3, 700_000)).astype(np.int32)
+    assert np.array_equal(np.asarray(_rgb(Image.fromarray(values)))[..., 0], np.clip(values, 0, 65535) // 257)
+
+
+def test_data_sets_of_other_packages_open_images_in_the_same_way(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(ramp).save(tmp_path / "wide.png")
+    Image.new("RGB", (16, 16)).save(tmp_path / "x.ico")
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+
+    class Foreign:
+        """As torchvision's are written."""
+
+        samples = tuple((tmp_path / name, 0) for name in ("wide.png", "x.ico", "broken.jpg"))
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+        def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+            with open(self.samples[index][0], "rb") as file:
+                return Image.open(file).convert("RGB"), 0
+
+    stock = Image.open
+    data = CheckedDataset(Foreign())
+    assert np.array_equal(np.asarray(data[0][0])[..., 0].ravel(), np.arange(256))  # scaled, not cut
+    for index in (1, 2):
+        assert isinstance(data[index], Broken) and data[index].reason.startswith("it is damaged or none of JPEG")
+    assert Image.open is stock
+    with our_images():
+        assert Image.open is not stock
+        with ThreadPoolExecutor(1) as other:  # which is not concerned
+            assert other.submit(lambda: Image.open(tmp_path / "wide.png").mode).result() == "I;16"
+
+
+def test_a_stream_of_another_package_that_raises_is_a_broken_sample() -> None:
+    def samples() -> Iterator[int]:
+        yield 7
+        raise RuntimeError("no\x1b more")
+
+    good, broken = list(OtherStream(samples()).read_encoded())
+    assert good == (0, 7) and broken[1] == Broken("the stream", "RuntimeError: no? more", fatal=True)
 
 
 def _huge_png(width: int, height: int) -> io.BytesIO:

@@ -84,3 +84,11 @@ def mutate_bytes(rng: random.Random, content: bytes) -> bytes:
         if not content:
             break
     return content
+
+
+def flip_bit(rng: random.Random, content: bytes, end: int | None = None) -> bytes:
+    """The bytes with one bit flipped, among the first `end` bytes."""
+    if not content:
+        return b"x"
+    place = rng.randrange(len(content) if end is None else min(end, len(content)))
+    return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]

@@ -15,10 +15,11 @@ from torch.utils.data import Dataset, IterableDataset
 from tokensieve.data.clip_benchmark import CAPTIONS, RETRIEVE, SELECT
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.data.no_commands import CommandError, no_commands
+from tokensieve.data.other_readers import our_images
 from tokensieve.data.registry import CLASSIFY, SourceOptions, task_of
 from tokensieve.data.source import Broken, Source
 from tokensieve.data.streams import OtherStream
-from tokensieve.errors import UserError, one_line
+from tokensieve.errors import UserError, one_line, short
 from tokensieve.models.loading import hub
 from tokensieve.provenance import digest, file_stat
 
@@ -135,7 +136,7 @@ def _checked_source(dataset: Any, name: str, options: SourceOptions) -> Source:
     if isinstance(dataset, IterableDataset):
         return Source(OtherStream(dataset), classes, templates, digest([*identity, folder]))
     if hasattr(dataset, "loader") and hasattr(dataset, "samples"):  # an image folder
-        dataset.loader = open_image
+        dataset.loader = open_image  # torchvision's own opens the file itself
         identity.append([(os.path.relpath(path, folder), label, *file_stat(path)) for path, label in dataset.samples])
     else:
         files = sorted(os.path.join(parent, file) for parent, _, inside in os.walk(folder) for file in inside)
@@ -171,10 +172,12 @@ class CheckedDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         try:
-            return self.dataset[index]
+            with our_images():
+                return self.dataset[index]
         except Exception as error:  # what another package's reader raises for a damaged image is anything
             samples = getattr(self.dataset, "samples", None)
-            return Broken(str(samples[index][0]) if samples else f"sample {index}", f"{type(error).__name__}: {error}")
+            kind = "" if isinstance(error, BrokenImage) else f"{type(error).__name__}: "
+            return Broken(str(samples[index][0]) if samples else f"sample {index}", f"{kind}{short(error, 300)}")
 
 
 class Captioned(Dataset[Any]):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
-import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokensieve.data.images import BrokenImage, open_image
+from tokensieve.data.images import open_image
+from tokensieve.data.other_readers import our_images
 from tokensieve.data.registry import SourceOptions
 from tokensieve.data.shards import TOO_LARGE, is_address, open_shard, read_layout, read_samples
 from tokensieve.data.source import Broken, Source, Stream, worker_number
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, short
 from tokensieve.provenance import digest, file_stat
 
 IMAGE_SUFFIXES = ("webp", "png", "jpg", "jpeg")
@@ -31,7 +32,17 @@ class OtherStream(Stream):
 
     def read_encoded(self) -> Iterator[tuple[int, Any]]:
         worker, workers = worker_number()
-        return ((index * workers + worker, sample) for index, sample in enumerate(self.samples))
+        samples = iter(self.samples)
+        for index in itertools.count():
+            try:
+                with our_images():
+                    sample = next(samples)
+            except StopIteration:
+                return
+            except Exception as error:  # what another package raises is anything, and its stream ends there
+                yield 0, Broken("the stream", f"{type(error).__name__}: {short(error, 300)}", fatal=True)
+                return
+            yield index * workers + worker, sample
 
     def decode(self, sample: Any) -> Any:
         return sample
@@ -75,8 +86,8 @@ class WebSamples(Stream):
                     for key, sample in read_samples(file):
                         name = f"{os.path.basename(shard)}/{key}"
                         yield int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2, (key, sample)
-            except (tarfile.TarError, EOFError, OSError) as error:  # raised here, it would lose its type between processes
-                yield 0, Broken(shard, " ".join(map(str, error.args)), fatal=True)
+            except Exception as error:  # damaged archives lead to any kind; raised, it would lose it between processes
+                yield 0, Broken(shard, short(" ".join(map(str, error.args)), 300), fatal=True)
                 return
 
     def decode(self, sample: Any) -> Any:
@@ -91,8 +102,8 @@ class WebSamples(Stream):
         try:
             target = self._target(sample)
             return self.transform(open_image(io.BytesIO(content))), target
-        except (BrokenImage, KeyError, ValueError) as error:
-            return Broken(name, f"{type(error).__name__}: {error}")
+        except Exception as error:  # labels of any content lead to any kind
+            return Broken(name, f"{type(error).__name__}: {short(error, 300)}")
 
     def _target(self, sample: Mapping[str, bytes]) -> Any:
         if self.captions:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -71,7 +72,9 @@ def read_torch(path: str | Path) -> Any:
     """What torch.save wrote, by torch's restricted reader, which runs no code; a UserError for damage and for code."""
     source, content = short(path, 200), read_bytes(path, MAX_BYTES)
     try:
-        return torch.load(_checked_archive(content), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about sparse tensors: only plain ones are used
+            return torch.load(_checked_archive(content), map_location="cpu", weights_only=True)
     except Exception as error:  # malicious pickles lead to any kind
         raise UserError(f"{source}: damaged, or not tensors that torch.save wrote ({short(error, 120)})") from None
 

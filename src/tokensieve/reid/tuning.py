@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tokensieve.reid.loading import OURS
 from tokensieve.reid.scan import eight_bits
 from tokensieve.reid.task import VAL_IDENTITIES
 from tokensieve.tuning.fidelity import cosine_distance, rank_correlation, same_nearest
-from tokensieve.tuning.images import ImageSet, draw_numbers, list_files, select_readable
+from tokensieve.tuning.images import ImageSet, draw_numbers, list_files, read_again, select_readable
 from tokensieve.tuning.subject import Subject
 
 DATASET = "embedded-reid"
@@ -60,7 +61,7 @@ class ObjectFeatures(Subject):
         made = {first: decode(file, eight_bits)}
         path = Path(file)
         for name in others:
-            matches = sorted((path.parent.parent / name).glob(f"{path.stem}.*"))
+            matches = sorted((path.parent.parent / name).glob(f"{glob.escape(path.stem)}.*"))
             if not matches:
                 raise BrokenImage(f"there is no image of {name}")
             made[name] = decode(matches[0], eight_bits)
@@ -73,7 +74,7 @@ class ObjectFeatures(Subject):
             modalities = self.loaded.model.modalities
             samples = [transform(self.shots.read(item, modalities)) for item in items]
             return inputs_of(samples, [self.shots.shots[item].camera for item in items])
-        samples = [transform(self._read(item)) for item in items]
+        samples = [transform(read_again(item, self._read)) for item in items]
         return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
     def run(self, model: Any, inputs: Inputs) -> Tensor:

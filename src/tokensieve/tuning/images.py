@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 
-from tokensieve.data.images import BrokenImage, open_image
-from tokensieve.errors import UserError
+from tokensieve.data.images import FORMATS, BrokenImage, open_image
+from tokensieve.errors import UserError, short
 from tokensieve.files import read_lines
 from tokensieve.provenance import digest, file_stat
 
+T = TypeVar("T")
 LEAST = 8  # readable images; fewer say nothing about others
 SHOWN = 5  # names in a message
 
@@ -68,6 +69,16 @@ def select_readable(files: Sequence[str], request: Request, read: Callable[[str]
     return ImageSet(source, digest([(file, *file_stat(file)) for file in kept]), kept, len(files), unreadable)
 
 
+def read_again(file: str, read: Callable[[str], T]) -> T:
+    """A file that could be read when the search began; a UserError if it cannot any more."""
+    try:
+        return read(file)
+    except BrokenImage as error:
+        raise UserError(
+            f"{short(file, 200)} could be read before and cannot any more ({error}); run the search again"
+        ) from None
+
+
 def draw_numbers(name: str, length: int, request: Request) -> ImageSet:
     """Indices of drawn samples, in a random order."""
     order = np.random.default_rng(request.seed).permutation(length)[: request.limit]
@@ -77,7 +88,7 @@ def draw_numbers(name: str, length: int, request: Request) -> ImageSet:
 
 def list_files(paths: Iterable[str]) -> list[Path]:
     """The image files among files and folders (with the folders inside), sorted; files count whatever their ending."""
-    endings = set(Image.registered_extensions())
+    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
     found: dict[Path, None] = {}
     for text in paths:
         path = Path(text).expanduser()
@@ -100,7 +111,7 @@ def check_count(readable: int, source: str, unreadable: dict[str, str]) -> None:
 
 def describe_unreadable(unreadable: dict[str, str]) -> str:
     """How many files cannot be read, with the names and reasons of some."""
-    shown = [f"{file}: {' '.join(reason.split())[:80]}" for file, reason in list(unreadable.items())[:SHOWN]]
+    shown = [f"{short(file, 200)}: {short(reason, 80)}" for file, reason in list(unreadable.items())[:SHOWN]]
     more = f"; and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
     return f"{len(unreadable)} cannot be read: {'; '.join(shown)}{more}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import os
 from collections.abc import Iterable
@@ -72,7 +71,7 @@ class EncodedImages:
             content = base64.b64decode(self.encoded[name])
         except KeyError as error:
             raise BrokenImage("there is no such image") from error
-        except binascii.Error as error:
+        except ValueError as error:
             raise BrokenImage(f"it is not base64 ({error})") from error
         return open_image(io.BytesIO(content))
 
