@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.paths import ROOT
 from tokensieve.data.clip_benchmark_source import CheckedDataset
 from tokensieve.data.images import MAX_PIXELS, BrokenImage, _rgb, open_image
 from tokensieve.data.other_readers import our_images
@@ -119,6 +121,13 @@ def test_data_sets_of_other_packages_open_images_in_the_same_way(tmp_path: Path)
         assert Image.open is not stock
         with ThreadPoolExecutor(1) as other:  # which is not concerned
             assert other.submit(lambda: Image.open(tmp_path / "wide.png").mode).result() == "I;16"
+
+
+def test_no_module_decodes_images_in_another_way() -> None:
+    other = re.compile(r"Image\.open|torchvision\.io|decode_jpeg|imread|imageio|cv2|ImageFile\.Parser")
+    ours = {path.relative_to(ROOT / "src/tokensieve").as_posix(): path.read_text() for path in (ROOT / "src").rglob("*.py")}
+    found = {name for name, text in ours.items() if other.search(text)}
+    assert found == {"data/other_readers.py", "report/examples.py"}  # what puts ours in its place; a picture that we drew
 
 
 def test_a_stream_of_another_package_that_raises_is_a_broken_sample() -> None:

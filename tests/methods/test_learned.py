@@ -3,10 +3,12 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors.torch import load_file
 
 import tokensieve
@@ -14,6 +16,8 @@ from tests.support.paths import ROOT
 from tests.support.reference import attention_matrix, in_float64
 from tests.support.rounding import assert_near
 from tokensieve import UserError, config, training
+from tokensieve.data.clip_benchmark_source import CheckedDataset
+from tokensieve.data.source import Source
 from tokensieve.errors import Uncuttable
 from tokensieve.methods.learned import learned
 from tokensieve.methods.registry import get_method
@@ -220,6 +224,54 @@ def test_a_run_writes_weights_card_and_losses_and_resumes_to_the_same_bits(tmp_p
     training.run(path, resume=True, output=broken, quiet=True)
     for name in ("learned.safetensors", "logs/log.jsonl"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes()
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """An image folder with splits train and val, 6 images each, of which one can be broken."""
+    for split in ("train", "val"):
+        for number in range(6):
+            path = tmp_path / "photos" / split / str(number % 2) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.effect_noise((16, 16), 50).convert("RGB").save(path)
+    return tmp_path / "photos"
+
+
+def test_images_that_cannot_be_read_are_counted_and_listed(tmp_path, photos, monkeypatch, capsys):
+    found = {split: sorted(str(path) for path in (photos / split).rglob("*.png")) for split in ("train", "val")}
+
+    def build_source(name, transform, root, split, limit):
+        return Source(CheckedDataset(FileList(found[split], transform)), [], [], "")
+
+    monkeypatch.setattr(learned_selector.data_registry, "build_source", build_source)
+    text = TINY.replace("evaluate: false", "evaluate: true\nlogits: 0")
+    for split in found:
+        Path(found[split][1]).write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"cannot be read, the last .*; at most 1 are allowed"):
+        Path(found["train"][2]).write_bytes(b"")
+        training.run(written(tmp_path, text), output=tmp_path / "many", quiet=True)
+    Image.new("RGB", (16, 16), "red").save(found["train"][2])
+    run = training.run(written(tmp_path, text), output=tmp_path / "one", quiet=True)
+    card = json.loads((run / "card.json").read_text())
+    assert [line.partition(": ")[0] for line in card["unreadable"]] == [found["train"][1]]
+    assert all(numbers["n"] == 5 and numbers["unreadable"] == 1 for numbers in card["accuracy"].values())
+    assert f"cannot read {found['train'][1]}: it is damaged" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"1 of 6 validation images .* max_broken: 0$"):
+        Image.new("RGB", (16, 16), "red").save(found["train"][1])
+        training.run(written(tmp_path, text + "\nmax_broken: 0"), output=tmp_path / "none", quiet=True)
+
+
+class FileList:
+    """A data set of another package."""
+
+    def __init__(self, files, transform):
+        self.samples, self.transform = [(file, 0) for file in files], transform
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.transform(Image.open(self.samples[index][0])), 0
 
 
 def test_a_run_is_not_resumed_with_another_recipe(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -65,10 +66,16 @@ class SelectorTraining(Training):
     workers: Workers = 1
     threads: Threads | None = None
     device: Text | None = None
+    max_broken: Fraction = 0.01
+    """The largest allowed share of unreadable images, rounded up."""
     checkpoint_every: Count = 50
     keep_checkpoints: KeepCheckpoints = 2
     evaluate: bool = True
     """At the end, measure every plan and the full model on the validation split and write the numbers to card.json."""
+
+    def allowed(self, images: int) -> int:
+        """How many images may be unreadable, of this many."""
+        return math.ceil(self.max_broken * images)
 
     @model_validator(mode="after")
     def _check_plans(self) -> SelectorTraining:

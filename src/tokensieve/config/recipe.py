@@ -11,7 +11,7 @@ from tokensieve.errors import UserError
 
 # Keys of any training that set how and where it runs, and do not change its result.
 KEYS_OUTSIDE_RECIPE = {
-    *("output", "workers", "threads", "device", "model_cache_dir", "evaluate", "val_images"),
+    *("output", "workers", "threads", "device", "model_cache_dir", "evaluate", "val_images", "max_broken"),
     *("checkpoint_every", "keep_checkpoints"),
     *("manager_settings", "search_settings"),
 }

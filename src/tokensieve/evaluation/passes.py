@@ -16,7 +16,7 @@ from tqdm import tqdm
 from tokensieve.data.source import Batch, Broken, Inputs, Source
 from tokensieve.device import to_device
 from tokensieve.distributed import Processes
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, short
 from tokensieve.evaluation.jobs import Job
 from tokensieve.evaluation.planned_model import PlannedModel
 from tokensieve.tasks.base import Record, Task
@@ -121,7 +121,7 @@ class DataPass:
         for sample in batch.broken:
             if sample.fatal:
                 progress.close()
-                raise UserError(f"cannot read {sample.name} of {self.data}: {sample.reason}. Fetch it again.")
+                raise UserError(f"cannot read {short(sample.name, 200)} of {self.data}: {sample.reason}. Fetch it again.")
         self.broken += batch.broken
         self.n_samples += 0 if batch.images is None else len(batch.samples)
         if self.source.size is not None and len(self.broken) > self.max_broken * self.source.size:
@@ -132,7 +132,7 @@ class DataPass:
 def check_broken_share(broken: Sequence[Broken], n_samples: int, total: int, max_broken: float, data: str) -> None:
     """Print the broken images; a UserError if they are too many, or if none is left."""
     for sample in broken[:10]:
-        print(f"tokensieve: cannot read {sample.name}: {sample.reason}", file=sys.stderr)
+        print(f"tokensieve: cannot read {short(sample.name, 200)}: {short(sample.reason, 300)}", file=sys.stderr)
     if len(broken) > 10:
         print(f"tokensieve: ... and {len(broken) - 10} more", file=sys.stderr)
     if len(broken) > max_broken * total:

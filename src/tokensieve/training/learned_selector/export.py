@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from tokensieve import files
 from tokensieve.config import recipe
+from tokensieve.data.source import Broken
+from tokensieve.errors import UserError, short
 from tokensieve.models.features import encode_image
 from tokensieve.parts.files import describe_part, pack_part
 from tokensieve.parts.signature import model_signature
@@ -25,8 +27,11 @@ def measure(learner: SelectorLearner) -> dict[str, dict[str, float]]:
     learner.scorer.eval()
     source = learner.read(learner.config.val_split, learner.config.val_images)
     runs = {"none": None} | {str(plan): handle for plan, handle in zip(learner.plans, learner.handles, strict=True)}
-    cosines, correct, n = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0), 0
+    cosines, correct, n, broken = dict.fromkeys(runs, 0.0), dict.fromkeys(runs, 0), 0, list[Broken]()
     for batch in source.loader(64, learner.config.workers):
+        broken += batch.broken
+        if batch.images is None:
+            continue
         images = batch.images.to(learner.device)
         target = F.normalize(encode_image(learner.model, images), dim=-1)
         for name, handle in runs.items():
@@ -39,9 +44,15 @@ def measure(learner: SelectorLearner) -> dict[str, dict[str, float]]:
                 best = (feature @ learner.classifier).argmax(-1).cpu()  # (B,)
                 correct[name] += int((best == torch.as_tensor(batch.targets)).sum())
         n += len(images)
+    if n == 0 or len(broken) > learner.config.allowed(n + len(broken)):
+        example = f", such as {short(broken[0].name, 200)}: {broken[0].reason}" if broken else ""
+        raise UserError(
+            f"{len(broken)} of {n + len(broken)} validation images of {learner.config.dataset} cannot be read{example}; "
+            f"max_broken: {learner.config.max_broken:g}"
+        )
     measured = {}
     for name in runs:
-        measured[name] = {"cosine": round(cosines[name] / n, 4), "n": n}
+        measured[name] = {"cosine": round(cosines[name] / n, 4), "n": n} | ({"unreadable": len(broken)} if broken else {})
         if learner.classifier is not None:
             acc1 = correct[name] / n
             measured[name] |= {"acc1": round(acc1, 4), "stderr": round(share_stderr(acc1, n), 4)}
@@ -77,6 +88,7 @@ def export(learner: SelectorLearner, run: Path) -> dict[str, Any]:
         "objective": "the full model's feature (1 - cosine), classes (KL), next attention (KL); straight-through",
         "recipe": recipe.recipe(config),
         "pictures": config.steps * config.batch,
+        "unreadable": list(learner.broken),
         "seconds": round(learner.seconds),
         "parameters": sum(p.numel() for p in learner.scorer.parameters()),
         "versions": {"torch": torch.__version__, "numpy": np.__version__},

@@ -10,6 +10,7 @@ forward passes.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -29,7 +30,7 @@ from tokensieve.cutting.placement import place_plan
 from tokensieve.data import registry as data_registry
 from tokensieve.data.source import Broken, Source
 from tokensieve.device import find_device
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, short
 from tokensieve.methods.learned import SelectionNetwork, learned
 from tokensieve.models import loading
 from tokensieve.models.features import encode_image
@@ -43,8 +44,11 @@ from tokensieve.training.loader import read_ahead
 METHOD = learned.__name__
 
 
-class Shuffled(Dataset[Tensor]):
-    """Item i is the batch of images of step i, from a shuffle that is new in every epoch."""
+class Shuffled(Dataset[tuple[Tensor | None, list[str]]]):
+    """Item i is the batch of images of step i, from a shuffle that is new in every epoch, and what of it cannot be read.
+
+    None: nothing can be read. (Nothing is raised, since an error of a worker has its traceback in the message.)
+    """
 
     def __init__(self, source: Source, config: SelectorTraining, start: int) -> None:
         if source.size is None:
@@ -59,15 +63,14 @@ class Shuffled(Dataset[Tensor]):
     def __len__(self) -> int:
         return self.config.steps - self.start
 
-    def __getitem__(self, offset: int) -> Tensor:
+    def __getitem__(self, offset: int) -> tuple[Tensor | None, list[str]]:
         batch = self.config.batch
         epoch, number = divmod(self.start + offset, self.size // batch)
         order = np.random.default_rng([self.config.seed, epoch, 5]).permutation(self.size)
         samples = [self.samples[int(i)] for i in order[number * batch :][:batch]]
         images = [sample[0] for sample in samples if not isinstance(sample, Broken)]
-        if not images:
-            raise UserError(f"no image of a batch of {self.config.dataset} can be read; check the files of the data set")
-        return torch.stack(images)  # (B, 3, h, w)
+        broken = [f"{short(sample.name, 200)}: {sample.reason}" for sample in samples if isinstance(sample, Broken)]
+        return torch.stack(images) if images else None, broken  # (B, 3, h, w)
 
 
 def full_outputs(model: nn.Module, images: Tensor, block: Block | None) -> tuple[Tensor, Tensor | None]:
@@ -126,6 +129,7 @@ class SelectorLearner:
             raise UserError(f"{note}, so there is nothing to learn; keep fewer")
         self.next_blocks = [self._next_block(plan) for plan in self.plans]
         self.source = self.read(config.split)
+        self.broken: dict[str, None] = {}  # images of the training that cannot be read, and why
         self.scale, self.classifier = self._classifier()
         self._check_gradients()
         matrices = [p for p in self.scorer.parameters() if p.ndim >= 2]
@@ -133,13 +137,13 @@ class SelectorLearner:
         groups = [{"params": matrices, "weight_decay": config.optimizer.weight_decay}, {"params": gains, "weight_decay": 0.0}]
         self.adamw = torch.optim.AdamW(groups, lr=config.optimizer.lr)
         self.seconds = 0.0
-        self._batches: Iterator[Tensor] | None = None
+        self._batches: Iterator[tuple[Tensor | None, list[str]]] | None = None
 
     def step(self, index: int) -> dict[str, float]:
         began = time.perf_counter()
         if self._batches is None:
             self._batches = self._loader(index)
-        images = next(self._batches).to(self.device)
+        images = self._readable(*next(self._batches)).to(self.device)
         drawn = int(np.random.default_rng([self.config.seed, index, 6]).integers(len(self.plans)))
         handle = self.handles[drawn]
         samples = index * self.config.batch + torch.arange(len(images))  # different noise for every image of the run
@@ -153,6 +157,21 @@ class SelectorLearner:
         self.adamw.step()
         self.seconds += time.perf_counter() - began
         return values
+
+    def _readable(self, images: Tensor | None, broken: list[str]) -> Tensor:
+        """The readable images of a batch; a UserError if too many of the data cannot be read."""
+        new = [text for text in broken if text not in self.broken]
+        if new and not self.broken:
+            print(f"tokensieve: cannot read {new[0]}; it is left out", file=sys.stderr)
+        self.broken |= dict.fromkeys(new)
+        total = self.source.size or 0
+        allowed = self.config.allowed(total)
+        if images is None or len(self.broken) > allowed:
+            raise UserError(
+                f"{len(self.broken)} of {total} images of {self.config.dataset} cannot be read, the last {[*self.broken][-1]}; "
+                f"at most {allowed} are allowed (max_broken: {self.config.max_broken:g})"
+            )
+        return images
 
     def _compare(self, handle: Handle, block: Block | None, images: Tensor) -> tuple[Tensor, dict[str, float]]:
         """The loss between the model's outputs with all tokens and with a plan."""
@@ -190,7 +209,7 @@ class SelectorLearner:
     def _check_gradients(self) -> None:
         """A UserError where the loss does not depend on the scores of a learned cut, tried on two images."""
         tower = open_tower(self.model)
-        images = Shuffled(self.source, self.config, 0)[0][:2].to(self.device)
+        images = self._readable(*Shuffled(self.source, self.config, 0)[0])[:2].to(self.device)
         for plan, handle, block in zip(self.plans, self.handles, self.next_blocks, strict=True):
             with handle.call(samples=torch.arange(len(images))):
                 loss, _ = self._compare(handle, block, images)
@@ -221,7 +240,7 @@ class SelectorLearner:
         )
         return float(scale.exp()), columns.clone()  # a tensor outside of inference mode
 
-    def _loader(self, start: int) -> Iterator[Tensor]:
+    def _loader(self, start: int) -> Iterator[tuple[Tensor | None, list[str]]]:
         return read_ahead(Shuffled(self.source, self.config, start), self.config.workers)
 
     def state(self) -> dict[str, Any]:
@@ -230,6 +249,7 @@ class SelectorLearner:
             "scorer": self.scorer.state_dict(),
             "adamw": self.adamw.state_dict(),
             "seconds": self.seconds,
+            "broken": list(self.broken),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -237,4 +257,5 @@ class SelectorLearner:
         self.scorer.load_state_dict(state["scorer"])
         self.adamw.load_state_dict(state["adamw"])
         self.seconds = state["seconds"]
+        self.broken = dict.fromkeys(state.get("broken", []))  # checkpoints of 0.1 have none
         self._batches = None
