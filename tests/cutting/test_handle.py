@@ -464,3 +464,10 @@ def test_a_batch_of_smaller_images_than_configured_says_that_everything_is_kept(
         assert len(handle.notes) == 1 and [vars(row) for row in handle.ledger] == [
             {"layer": "1", "tokens_in": 9, "tokens_out": 9}
         ]
+
+
+def test_two_names_of_one_layer_are_refused(tiny_clip):
+    """After block 2 of 4 is also the third place from the end."""
+    model = tiny_clip.make()[0]
+    with pytest.raises(UserError, match="two of its places are layer 2 of this model"):
+        tokensieve.apply(model, "random@2,-3:50%")

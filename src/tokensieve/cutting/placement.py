@@ -97,11 +97,11 @@ def place_plan(
     cuts: list[Cut] = []
     for step in plan.token_steps:
         depth = tower.depth if tower is not None else 0
-        for layer, part in (
-            _resolve_decoder_positions(step, decoder, depth)
-            if step.resolved_where().part == "llm"
-            else _resolve_positions(step, depth)
-        ):
+        in_decoder = step.resolved_where().part == "llm"
+        positions = _resolve_decoder_positions(step, decoder, depth) if in_decoder else _resolve_positions(step, depth)
+        for number, (layer, part) in enumerate(positions):
+            if (layer, part) in positions[:number]:
+                raise UserError(f"{step}: two of its places are layer {position_name(layer, part)} of this model; name it once")
             if layer == 0 and part != "llm" and "attention" in step.method.needs:
                 if tower is not None and tower.no_blocks_reason:
                     raise UserError(f"{step}: {step.method.name} needs the attention of a block, and {tower.no_blocks_reason}")
