@@ -1,4 +1,6 @@
-"""Reductions: both forms carry any tensor through, compose, and keep account of sizes."""
+"""Reductions: all forms carry any tensor through, compose, and keep account of sizes."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,27 +25,90 @@ def merging(k, n=N, seed=0, sizes=None):
     return Reduction.merge(groups, torch.arange(k).expand(B, -1), torch.ones(B, n) if sizes is None else sizes)
 
 
-@pytest.mark.parametrize("reduction", [selection(5), merging(5)], ids=["index", "weight"])
+def mixing(k, n=N, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    weight = torch.rand((B, k, n), generator=g) * (torch.rand((B, k, n), generator=g) < 0.4) + torch.eye(k, n)
+    return Reduction(torch.arange(k).expand(B, -1), n, weight=weight / weight.sum(-1, keepdim=True))
+
+
+KINDS = {"selection": selection, "merge": merging, "mixture": mixing}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(B, N), (B, N, 3), (B, N, 2, 3)])
-def test_apply_is_the_matrix_product(reduction, shape):
-    x = torch.randn(shape)
-    slow = torch.einsum("bkn,bn...->bk...", reduction.as_weight(), x)
+def test_apply_is_the_matrix_product(kind, shape):
+    reduction, x = KINDS[kind](5), torch.randn(shape)
+    slow = torch.einsum("bkn,bn...->bk...", reduction.as_weight().double(), x.double())
     assert_near(reduction.apply(x), slow)
+    assert reduction.is_selection == (kind == "selection")
 
 
-@pytest.mark.parametrize("first", [selection(8), merging(8)], ids=["index", "weight"])
-@pytest.mark.parametrize("kind", ["index", "weight"])
-def test_then_is_one_after_the_other(first, kind):
-    second = (
-        selection(3, n=8, seed=1)
-        if kind == "index"
-        else merging(3, n=8, seed=1, sizes=first.sizes_after(None) if first.sizes is not None else None)
-    )
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("norm", [0.0, 2.0])
+def test_a_prefix_stays_as_it_is(kind, norm):
+    reduction, x = replace(KINDS[kind](5), norm=norm), torch.randn(B, 2 + N, 3)
+    out = reduction.apply(x, prefix=2)
+    assert torch.equal(out[:, :2], x[:, :2])
+    assert torch.equal(out[:, 2:], reduction.apply(x[:, 2:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_merge_in_half_precision_is_that_of_float32_rounded_once(dtype):
+    reduction, x = merging(5), torch.randn(B, N, 8).to(dtype)
+    assert torch.equal(reduction.apply(x, 0), reduction.apply(x.float()).to(dtype))
+
+
+@pytest.mark.parametrize("kind", ["selection", "merge"])
+def test_an_empty_batch_stays_empty(kind):
+    reduction = KINDS[kind](5).select_images(torch.arange(0))
+    assert reduction.apply(torch.randn(0, 1 + N, 3), prefix=1).shape == (0, 6, 3)
+
+
+def test_a_merge_stores_no_matrix():
+    """Its memory grows with the number of tokens, not with its square."""
+    n, k = 4096, 1024
+    groups = torch.cat([torch.arange(k), torch.randint(0, k, (n - k,))])[None]
+    reduction = Reduction.merge(groups, torch.arange(k)[None], torch.ones(1, n))
+    both = reduction.then(Reduction.keep(torch.arange(0, k, 2)[None], k))
+    for each in (reduction, both):
+        tensors = [value for value in vars(each).values() if isinstance(value, torch.Tensor)]
+        assert max(tensor.numel() for tensor in tensors) <= n
+
+
+def test_the_gradient_of_a_merge_is_that_of_the_matrix_product():
+    x, sizes = torch.randn(B, N, 3, requires_grad=True), torch.rand(B, N, requires_grad=True)
+    out = merging(4, sizes=sizes + 1).apply(x)
+    goal = torch.randn_like(out)
+    fast = torch.autograd.grad((out * goal).sum(), (x, sizes))
+    slow = torch.autograd.grad(((merging(4, sizes=sizes + 1).as_weight() @ x) * goal).sum(), (x, sizes))
+    for one, other in zip(fast, slow, strict=True):
+        assert_near(one, other)
+
+
+def test_a_gate_interpolates_between_a_token_and_its_stand_in():
+    x, gate = torch.randn(B, N, 3), torch.ones(B, 4, requires_grad=True)
+    plain = merging(4)
+    reduction = replace(plain, gate=gate, stand_in=torch.tensor([1, 2, 3, 0]).expand(B, -1))
+    out, means = reduction.apply(x), plain.apply(x)
+    assert torch.equal(out, means)
+    (slope,) = torch.autograd.grad(out.sum(), gate)
+    assert_near(slope, (means - means[:, [1, 2, 3, 0]]).sum(-1))
+    assert_near(reduction.as_weight() @ x, means)
+
+
+@pytest.mark.parametrize("one", KINDS)
+@pytest.mark.parametrize("other", KINDS)
+def test_then_is_one_after_the_other(one, other):
+    first = KINDS[one](8)
+    options = {"sizes": first.sizes_after(None)} if other == "merge" else {}
+    second = KINDS[other](3, n=8, seed=1, **options)
     x = torch.randn(B, N, 4)
     both = first.then(second)
     torch.testing.assert_close(both.apply(x), second.apply(first.apply(x)))
     assert both.n == N and both.k == 3
     torch.testing.assert_close(both.index, first.index.gather(1, second.index))
+    if "mixture" in (one, other):
+        return
     for b in range(B):  # follow every patch by hand
         for i in range(N):
             one = first.groups[b, i]

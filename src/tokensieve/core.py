@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -113,11 +112,12 @@ class View:
 
 @dataclass
 class Reduction:
-    """The output of a method: K tokens made of N, by selection or by mixing.
+    """The output of a method: K tokens made of N, in one of three forms. `apply` reduces any tensor (B, N, ...) the same way.
 
-    `Reduction.keep` makes a selection and `Reduction.merge` a merge. `index` has the input token that represents each output
-    token. Without `weight` the reduction is a gather of `index`; with `weight` (B, K, N) it is a matrix product, and pictures
-    show `index`. `apply` reduces any tensor (B, N, ...) the same way.
+    A selection (`Reduction.keep`) is a gather of `index`. A merge (`Reduction.merge`) adds up the members of each group: every
+    token belongs to one output token, `assigned`, with its share of the mean, `shares`. A mixture, in which a token may go into
+    several outputs, is a matrix product with `weight`. In all forms `index` has the input token that represents each output
+    token, which pictures show.
 
     Example:
         >>> reduction = Reduction.keep(scores.topk(keep).indices, view.n, scores=scores)
@@ -127,14 +127,18 @@ class Reduction:
 
     index: Tensor  # (B, K), ascending for a selection
     n: int  # the number of input tokens, N
-    weight: Tensor | None = None  # (B, K, N)
+    weight: Tensor | None = None  # (B, K, N), of a mixture
     sizes: Tensor | None = None  # (B, K), number of patches merged into each output token; None: that of its index
     scores: Tensor | None = None  # (B, N), what the tokens were ranked by
-    gate: Tensor | None = None  # (B, K), 1 forward, the gradient of the scores backward: straight-through training
+    gate: Tensor | None = None  # (B, K), 1 forward, the gradient of the scores backward: straight-through training. Between
+    # each output token and `stand_in`; without that, a factor
     anchors: Tensor | None = None  # (B, A), input tokens that pictures mark
     soft: Tensor | None = None  # (B, N), probabilities of keeping: nothing is dropped, later attention adds their logarithms;
     # `index` has the tokens that the hard form of the choice would keep
     norm: float = 0.0  # the power with which `apply` restores the norms that averaging shortens; 0: it does not
+    assigned: Tensor | None = None  # (B, N), of a merge: the output token of each input token; -1: it is dropped
+    shares: Tensor | None = None  # (B, N), of a merge: the weight of each input token in its output token; 0: it is dropped
+    stand_in: Tensor | None = None  # (B, K), the output token that would replace each output token if it were not chosen
 
     @classmethod
     def keep(
@@ -167,12 +171,10 @@ class Reduction:
             sizes: (B, N), the sizes of the input tokens, `view.sizes_or_ones()`.
             scores: (B, N), what the tokens were ranked by.
         """
-        k, n = index.shape[1], groups.shape[1]
+        to = groups.clamp_min(0)
         joined = sizes * (groups >= 0)  # (B, N)
-        weight = sizes.new_zeros((groups.shape[0], k, n))
-        weight.scatter_(1, groups.clamp_min(0)[:, None], joined[:, None])
-        mass = weight.sum(-1)  # (B, K)
-        return cls(index=index, n=n, weight=weight / mass[..., None], sizes=mass, scores=scores)
+        mass = sizes.new_zeros(index.shape).scatter_add(1, to, joined)  # (B, K)
+        return cls(index, groups.shape[1], sizes=mass, scores=scores, assigned=groups, shares=joined / mass.gather(1, to))
 
     @property
     def k(self) -> int:
@@ -180,8 +182,15 @@ class Reduction:
         return self.index.shape[1]
 
     @property
+    def is_selection(self) -> bool:
+        """Whether output tokens are input tokens, unchanged."""
+        return self.weight is None and self.assigned is None and self.gate is None
+
+    @property
     def groups(self) -> Tensor:
         """The output token of each input token, (B, N), of several the one with most of it; -1 where it was dropped."""
+        if self.assigned is not None:
+            return self.assigned
         if self.weight is not None:
             share, output = (self.weight if self.sizes is None else self.weight * self.sizes[..., None]).max(dim=1)
             return output.masked_fill(share <= 0, -1)
@@ -193,26 +202,84 @@ class Reduction:
         tensors: dict[str, Any] = {name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)
 
-    def apply(self, x: Tensor) -> Tensor:
-        """Reduces a tensor: (B, N, ...) -> (B, K, ...)."""
-        flat = x.reshape(x.shape[0], self.n, math.prod(x.shape[2:]))  # (B, N, F)
-        if self.weight is not None:
-            with torch.autocast(x.device.type, enabled=False):  # in fp32: bf16 weights do not add up to 1
-                values, weight = flat.float(), self.weight.float()
-                means = weight @ values
-                out = (means * self._norm_factor(weight, values, means) if self.norm else means).to(x.dtype)
-        else:
-            out = flat.gather(1, self.index[..., None].expand(-1, -1, flat.shape[2]))
-        if self.gate is not None:
-            out = out * self.gate[..., None].to(x.dtype)
-        return out.reshape(x.shape[0], self.k, *x.shape[2:])
+    def apply(self, x: Tensor, prefix: int = 0) -> Tensor:
+        """Reduces a tensor: (B, N, ...) -> (B, K, ...).
 
-    def _norm_factor(self, weight: Tensor, values: Tensor, means: Tensor) -> Tensor:
-        """(mean norm of the members / norm of their mean) ** norm, (B, K, 1), for values (B, N, F) and their means (B, K, F).
+        Args:
+            x: the tensor, with `prefix` entries before those of the N tokens.
+            prefix: they stay as they are: (B, P+N, ...) -> (B, P+K, ...).
+        """
+        flat = x.flatten(2) if x.dim() > 2 else x[..., None]  # (B, P+N, F)
+        if self.weight is None and self.assigned is None:
+            out = flat.flatten(0, 1).index_select(0, self._rows(prefix).flatten())
+            out = out.view(x.shape[0], prefix + self.k, flat.shape[2])
+        else:
+            with torch.autocast(x.device.type, enabled=False):  # in fp32: bf16 shares do not add up to 1
+                out = self._average(flat.float(), prefix).to(x.dtype)
+        if self.gate is not None:
+            out = torch.cat([out[:, :prefix], self._gated(out[:, prefix:])], dim=1)
+        return out.reshape(x.shape[0], prefix + self.k, *x.shape[2:])
+
+    def _rows(self, prefix: int) -> Tensor:
+        """Of a selection: for each output token, (B, P+K), its row in a batch of P+N tokens that is flattened."""
+        first = torch.arange(prefix, device=self.index.device).expand(len(self.index), -1)
+        starts = torch.arange(len(self.index), device=self.index.device)[:, None] * (prefix + self.n)
+        return torch.cat([first, self.index + prefix], dim=1) + starts if prefix else self.index + starts
+
+    def _average(self, values: Tensor, prefix: int) -> Tensor:
+        """The prefix and the means of the tokens, with their norms restored: (B, P+N, F) -> (B, P+K, F)."""
+        tokens = values[:, prefix:]
+        if self.weight is not None:
+            weight = self.weight.float()
+            means = weight @ tokens
+            if self.norm:
+                means = means * self._norm_factor(weight @ tokens.norm(dim=-1, keepdim=True), means)
+            return torch.cat([values[:, :prefix], means], dim=1) if prefix else means
+        out = self._add_members(values, prefix)
+        if self.norm:
+            assert self.assigned is not None and self.shares is not None
+            lengths = tokens.norm(dim=-1) * self.shares  # (B, N)
+            lengths = lengths.new_zeros(self.index.shape).scatter_add(1, self.assigned.clamp_min(0), lengths)  # (B, K)
+            factor = self._norm_factor(lengths[..., None], out[:, prefix:])
+            out = out * torch.nn.functional.pad(factor, (0, 0, prefix, 0), value=1.0)
+        return out
+
+    def _add_members(self, values: Tensor, prefix: int) -> Tensor:
+        """Of a merge: the prefix and the sum of the members of each group, by their shares: (B, P+N, F) -> (B, P+K, F).
+
+        A bag of rows for each output token: no product of tokens and shares is stored, and sums have a fixed order on every
+        device. Dropped tokens, whose share is 0, are in a bag of their own, the last of all.
+        """
+        assert self.assigned is not None and self.shares is not None
+        batch, k = self.index.shape
+        starts = torch.arange(batch, device=values.device)[:, None] * (prefix + k)
+        bags = torch.where(self.assigned < 0, batch * (prefix + k), self.assigned + prefix + starts)  # (B, N)
+        shares = self.shares.to(values.dtype)
+        if prefix:
+            first = torch.arange(prefix, device=values.device)
+            bags = torch.cat([first + starts, bags], dim=1)  # (B, P+N)
+            shares = torch.nn.functional.pad(shares, (prefix, 0), value=1.0)
+        order = bags.flatten().sort(stable=True)
+        offsets = torch.searchsorted(order.values, torch.arange(batch * (prefix + k) + 1, device=values.device))
+        sums = torch.nn.functional.embedding_bag(
+            order.indices, values.flatten(0, 1), offsets, mode="sum", per_sample_weights=shares.flatten()[order.indices]
+        )
+        return sums[:-1].view(batch, prefix + k, values.shape[2])
+
+    def _gated(self, out: Tensor) -> Tensor:
+        """The output tokens (B, K, F) with their gate, whose value is 1."""
+        assert self.gate is not None
+        gate = self.gate[..., None].to(out.dtype)
+        if self.stand_in is None:
+            return out * gate
+        replacement = out.gather(1, self.stand_in[..., None].expand_as(out))
+        return out + (gate - 1) * (out - replacement)
+
+    def _norm_factor(self, lengths: Tensor, means: Tensor) -> Tensor:
+        """(mean norm of the members (B, K, 1) / norm of their means (B, K, F)) ** norm: (B, K, 1).
 
         The ratio is at least 1. It is bounded, since members that point against each other have a mean of almost 0.
         """
-        lengths = weight @ values.norm(dim=-1, keepdim=True)
         ratio = lengths / means.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
         factor: Tensor = ratio.clamp(1.0, MAX_NORM_RATIO) ** self.norm
         return factor
@@ -233,19 +300,34 @@ class Reduction:
         rows = self.weight
         if rows is None:
             rows = torch.zeros((*self.index.shape, self.n), device=self.index.device)
-            rows = rows.scatter(2, self.index[..., None], 1.0)
-        return rows if self.gate is None else rows * self.gate[..., None]
+            if self.assigned is None:
+                rows = rows.scatter(2, self.index[..., None], 1.0)
+            else:
+                assert self.shares is not None
+                rows = rows.scatter(1, self.assigned.clamp_min(0)[:, None], self.shares.float()[:, None])
+        return rows if self.gate is None else self._gated(rows)
 
     def then(self, other: Reduction) -> Reduction:
         """This reduction followed by another, as one reduction."""
-        plain = all(each.weight is None and each.gate is None for each in (self, other))
-        return Reduction(
+        both = Reduction(
             index=self.index.gather(1, other.index),
             n=self.n,
-            weight=None if plain else other.as_weight() @ self.as_weight(),
             sizes=other.sizes_after(self.sizes),
             scores=self.scores,
         )
+        if self.is_selection and other.is_selection:
+            return both
+        if any(each.weight is not None or each.gate is not None for each in (self, other)):
+            return replace(both, weight=other.as_weight() @ self.as_weight())
+        (first, first_shares), (second, second_shares) = (each._members() for each in (self, other))
+        at = first.clamp_min(0)
+        assigned = torch.where(first < 0, -1, second.gather(1, at))
+        return replace(both, assigned=assigned, shares=first_shares * second_shares.gather(1, at))
+
+    def _members(self) -> tuple[Tensor, Tensor]:
+        """The output token of each input token and its share there, (B, N) each, of a merge or a selection."""
+        groups = self.groups
+        return groups, (groups >= 0).float() if self.shares is None else self.shares
 
     def rows(self, index: Tensor) -> Reduction:
         """Deprecated name of `select_images`."""

@@ -50,18 +50,15 @@ def _gated(view: View, chosen: Reduction, with_rest: Reduction, gate: Tensor) ->
     With merge that is the most similar kept token, with fuse the extra token. With drop there is none, and the gate is a factor
     of the token's size. (A factor of the token itself would be undone by the norm before the next block.)
     """
-    rows = with_rest.weight
-    if rows is None:
+    if with_rest.assigned is None:
         return replace(with_rest, sizes=view.sizes_or_ones().gather(1, with_rest.index) * gate)
     k = chosen.k
     if with_rest.k > k:
-        replacement = rows[:, k:]  # (B, 1, N)
-    else:
-        kept = chosen.apply(view.tokens)
-        similarity = cosine(kept, kept) - 3 * torch.eye(k, device=kept.device)  # a token does not replace itself
-        replacement = rows.gather(1, similarity.argmax(-1)[..., None].expand_as(rows))  # (B, K, N)
-    own = rows[:, :k] + (gate - 1)[..., None] * (rows[:, :k] - replacement)
-    return replace(with_rest, weight=torch.cat([own, rows[:, k:]], dim=1))
+        gate = torch.nn.functional.pad(gate, (0, 1), value=1.0)  # of the extra token too
+        return replace(with_rest, gate=gate, stand_in=torch.full_like(with_rest.index, k))
+    kept = chosen.apply(view.tokens)
+    similarity = cosine(kept, kept) - 3 * torch.eye(k, device=kept.device)  # a token does not replace itself
+    return replace(with_rest, gate=gate, stand_in=similarity.argmax(-1))
 
 
 def _merge(view: View, chosen: Reduction) -> Reduction:
@@ -103,10 +100,12 @@ def _fuse(view: View, chosen: Reduction) -> Reduction:
     scores = torch.zeros_like(sizes) if chosen.scores is None else chosen.scores.float()
     share = (scores + (sizes * left).log()).softmax(-1)  # (B, N), 0 where chosen
     extra = share.argmax(-1, keepdim=True)  # (B, 1), the token with the largest weight represents the rest
+    outputs = torch.arange(chosen.k, device=share.device).expand_as(chosen.index)
     return Reduction(
         index=torch.cat([chosen.index, extra], dim=1),
         n=chosen.n,
-        weight=torch.cat([chosen.as_weight(), share[:, None]], dim=1),
+        assigned=torch.full_like(share, chosen.k, dtype=torch.long).scatter(1, chosen.index, outputs),
+        shares=share + (1 - left),
         sizes=torch.cat([sizes.gather(1, chosen.index), (sizes * left).sum(-1, keepdim=True)], dim=1),
         scores=chosen.scores,
     )

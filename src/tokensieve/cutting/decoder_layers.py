@@ -184,11 +184,11 @@ class DecoderLayers:
             reduction = self._decide(cut, keep, tokens, group, questions.rows(rows), attend, call)
             if reduction.soft is not None:
                 self.vlm.decoder.check_bias()
-                x = x if reduction.weight is None else x.index_put((rows[:, None], at), reduction.apply(tokens))
+                x = x if reduction.is_selection else x.index_put((rows[:, None], at), reduction.apply(tokens))
                 groups.append(self._weigh_softly(run, group, reduction, reduction.soft.float(), keep))
                 continue
             kept = at.gather(1, reduction.index)  # (G, K)
-            if reduction.weight is not None or reduction.gate is not None:
+            if not reduction.is_selection:
                 x = x.index_put((rows[:, None], kept), reduction.apply(tokens))
             run.left[rows[:, None], at] = False
             run.left[rows[:, None], kept] = True

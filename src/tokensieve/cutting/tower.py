@@ -264,7 +264,7 @@ class TowerCuts:
             state.bias = None if state.sizes is None else F.pad(state.sizes.log(), (p, 0))[:, None, None]
             state.attention_index = _compose(state.attention_index, reduction.index)
             state.patch_index = _compose(state.patch_index, reduction.index)
-            return torch.cat([prefix, reduction.apply(tokens)], dim=1)
+            return reduction.apply(x, p)
 
     def _question(self, cut: Cut, call: Call, images: int, state: Pass) -> Question | None:
         if "question" not in cut.step.method.needs:

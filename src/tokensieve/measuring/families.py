@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,7 @@ def _pooling(model: nn.Module, inputs: Inputs, where: str, otherwise: str) -> st
             groups = (torch.arange(view.n) - first).clamp_min(0).expand(batch, -1)  # one big group, the others single
             index = torch.arange(first, view.n).expand(batch, -1)
             reduction = Reduction.merge(groups, index, view.sizes_or_ones())
-            return reduction if sized else Reduction(index, view.n, reduction.weight, torch.ones_like(index, dtype=torch.float))
+            return reduction if sized else replace(reduction, sizes=torch.ones_like(index, dtype=torch.float))
 
         return join
 

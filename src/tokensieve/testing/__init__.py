@@ -147,7 +147,7 @@ def _check_sizes(method: Method, result: Reduction, view: View, what: str) -> No
     weight, sizes = result.as_weight(), result.sizes_after(view.sizes)
     assert torch.isfinite(weight).all(), f"{what}: weights are not finite"
     torch.testing.assert_close(weight.sum(-1), torch.ones(weight.shape[:2]), msg=f"{what}: weights of a token do not add to 1")
-    if result.weight is None or method.mixes:
+    if result.is_selection or method.mixes:
         return
     assert sizes is not None and (sizes > 0).all(), f"{what}: a merge without sizes"
     covered = (view.sizes_or_ones() * (result.groups >= 0)).sum(-1)
