@@ -42,18 +42,29 @@ class Attention:
     log-sum-exp. Elsewhere it is computed in blocks of rows when it is first needed.
     """
 
-    q: Tensor  # (B, H, P+N, d)
+    queries: Tensor | Callable[[], Tensor]  # (B, H, P+N, d), or a function that computes them when they are first needed
     k: Tensor  # (B, H, P+N, d)
     prefix: int  # P, the tokens before the patches
     scale: float
     bias: Tensor | None = None  # (B, 1, 1, P+N), added to the logits of each key
     lse: Tensor | None = field(default=None)  # (B, H, P+N)
     has_cls: bool = True  # the first prefix token is CLS; False: they are registers, or there is none
+    row: Tensor | None = None  # (B, N), the attention from CLS to each patch, if it is known
+    first_lse: Tensor | None = None  # (B, H, 1), the log-sum-exp of the first row, if that is over other keys than k
+
+    @property
+    def q(self) -> Tensor:
+        """The queries, (B, H, P+N, d)."""
+        if not isinstance(self.queries, Tensor):
+            self.queries = self.queries()
+        return self.queries
 
     def cls_row(self) -> Tensor:
         """The attention from CLS to each patch, (B, N)."""
         if self.prefix == 0 or not self.has_cls:
             raise UserError("this tower has no CLS token, so there is no CLS row; use View.coarse()")
+        if self.row is not None:
+            return self.row
         logits = self._logits(self.q[:, :, :1], self.k)  # (B, H, 1, P+N)
         row = logits.softmax(-1) if self.lse is None else (logits - self.lse[:, :, :1, None]).exp()
         return row.mean(1)[:, 0, self.prefix :]  # (B, N)
@@ -68,10 +79,11 @@ class Attention:
         """The attention that each patch receives, mean over all queries: (B, N)."""
         total = self.q.shape[2]
         received = self.q.new_zeros((self.q.shape[0], total), dtype=torch.float32)
+        lse = self.lse if self.first_lse is None else self.row_lse()
         for start in range(0, total, ROWS_AT_ONCE):
             rows = slice(start, start + ROWS_AT_ONCE)
             logits = self._logits(self.q[:, :, rows], self.k)  # (B, H, rows, P+N)
-            entries = logits.softmax(-1) if self.lse is None else (logits - self.lse[:, :, rows, None]).exp()
+            entries = logits.softmax(-1) if lse is None else (logits - lse[:, :, rows, None]).exp()
             received += entries.mean(1).sum(1)
         return received[:, self.prefix :] / total  # (B, N)
 
@@ -86,14 +98,15 @@ class Attention:
         lse = self.row_lse().gather(2, rows[:, None].expand(-1, self.q.shape[1], -1))
         q, k = gather_tokens(self.q, rows), gather_tokens(self.k, rows)
         bias = None if self.bias is None else self.bias.gather(-1, rows[:, None, None])
-        return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls)
+        row = None if self.row is None else self.row.gather(1, index)
+        return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls, row)
 
     @full_precision
     def _logits(self, q: Tensor, k: Tensor, columns: Tensor | None = None) -> Tensor:
         logits = (q.float() * self.scale) @ k.float().transpose(-1, -2)
         if self.bias is None:
             return logits
-        bias = self.bias.to(self.q.dtype).float()  # as attend() hands it to the kernel
+        bias = self.bias.to(self.k.dtype).float()  # as attend() hands it to the kernel
         if columns is not None:
             bias = bias.gather(-1, columns[:, None, None])
         return logits + bias
@@ -101,8 +114,19 @@ class Attention:
     def row_lse(self) -> Tensor:
         if self.lse is None:
             blocks = self.q.split(ROWS_AT_ONCE, dim=2)
-            self.lse = torch.cat([self._logits(rows, self.k).logsumexp(-1) for rows in blocks], dim=2)
+            lse = torch.cat([self._logits(rows, self.k).logsumexp(-1) for rows in blocks], dim=2)
+            self.lse = lse if self.first_lse is None else torch.cat([self.first_lse, lse[:, :, 1:]], dim=2)
         return self.lse
+
+
+def flat_index(at: Tensor, length: int) -> Tensor:
+    """Positions (B, K) in rows of this length, as positions in the flattened rows: copying whole rows is faster."""
+    return (at + torch.arange(len(at), device=at.device)[:, None] * length).flatten()
+
+
+def gather_rows(x: Tensor, at: Tensor) -> Tensor:
+    """The states x (B, L, D) at these positions (B, K): (B, K, D)."""
+    return x.flatten(0, 1).index_select(0, flat_index(at, x.shape[1])).view(*at.shape, x.shape[2])
 
 
 def gather_tokens(x: Tensor, index: Tensor) -> Tensor:

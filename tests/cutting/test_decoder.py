@@ -526,11 +526,11 @@ def test_flash_attention_gets_the_mask_it_wants() -> None:
     vlm = open_vlm(llava())
     assert vlm is not None
     vlm.decoder.module.config._attn_implementation = "flash_attention_2"
-    alive = torch.tensor([[False, True, True], [True, True, True]])
-    assert vlm.decoder.mask(alive[1:], 3, None, torch.float32) is None
-    assert torch.equal(vlm.decoder.mask(alive, 3, None, torch.float32), alive)  # type: ignore[arg-type]
+    alive, x = torch.tensor([[False, True, True], [True, True, True]]), torch.zeros(2, 3, 8)
+    assert vlm.decoder.mask((2, 3), 3, None, None, x) is None
+    assert torch.equal(vlm.decoder.mask((2, 3), 3, alive, None, x), alive)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="flash"):
-        vlm.decoder.mask(alive, 3, torch.zeros(2, 3), torch.float32)
+        vlm.decoder.mask((2, 3), 3, alive, torch.zeros(2, 3), x)
 
 
 def test_two_steps_at_one_layer_are_both_in_the_ledger() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -104,10 +104,10 @@ class Chooser:
             self.notes.warn(note)  # for images smaller than the configured size
         return keep
 
-    def choose(self, cut: Cut, view: View, keep: int, images: Tensor | None = None) -> Reduction:
+    def choose(self, cut: Cut, view: View, keep: int, images: Sequence[int] | None = None) -> Reduction:
         """The decision of the step's method, with its option `rest`. NaN would rank first, so it is an error.
 
-        images: (B,), the number of each image in the batch, for messages; None: from 0 on.
+        images: the number of each image in the batch, for messages; None: from 0 on.
         """
         checks = self.check_finite and not torch.compiler.is_compiling()
         if checks:
@@ -132,7 +132,7 @@ class Chooser:
         return nullcontext() if self.observer is None else self.observer.model_work()
 
 
-def _check_tokens(cut: Cut, view: View, images: Tensor | None) -> None:
+def _check_tokens(cut: Cut, view: View, images: Sequence[int] | None) -> None:
     """Raises NotFinite if the tokens contain NaN or infinity, or values so large that distances would be infinite."""
     tokens = view.tokens.detach()
     if not tokens.numel() or torch.maximum(tokens.amax(), -tokens.amin()) <= LARGEST:  # False for NaN
@@ -144,7 +144,7 @@ def _check_tokens(cut: Cut, view: View, images: Tensor | None) -> None:
     raise NotFinite(f"the tokens at layer {cut.name} {problem}, so they cannot be ranked: {where}")
 
 
-def _name_images(bad: Tensor, view: View, images: Tensor | None) -> str:
+def _name_images(bad: Tensor, view: View, images: Sequence[int] | None) -> str:
     """Which images of the batch are bad (B,), for a message."""
     rows: list[int] = bad.nonzero()[:, 0].tolist()
     if len(rows) == len(bad) > 1:
@@ -153,7 +153,7 @@ def _name_images(bad: Tensor, view: View, images: Tensor | None) -> str:
     n = len(bad) // len(modalities)  # a batch holds the images of one modality after another
     names = []
     for row in rows[:MAX_NAMED]:
-        name = f"image {row % n if images is None else int(images[row])} of the batch"
+        name = f"image {row % n if images is None else images[row]} of the batch"
         if modalities[0]:
             name += f" ({modalities[row // n]})"
         elif view.samples is not None:

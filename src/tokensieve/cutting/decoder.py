@@ -17,7 +17,15 @@ from torch import Tensor
 from tokensieve.core import Question
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.decoder_layers import DecoderLayers
-from tokensieve.cutting.decoder_state import DecoderCall, ImageFeatures, Prompt, check_features, pack_question
+from tokensieve.cutting.decoder_state import (
+    DecoderCall,
+    ImageFeatures,
+    Prompt,
+    check_features,
+    longest,
+    make_probes,
+    pack_question,
+)
 from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sample_count
 from tokensieve.cutting.placement import Cut
 from tokensieve.cutting.tower import TowerCuts
@@ -75,7 +83,7 @@ class DecoderCuts:
         if hasattr(model, "generate"):
             undo.append(self._patch(model, "prepare_inputs_for_generation", self._prepare_step))
             undo.append(self._patch(model, "generate", self._generate))
-        for number in range(self.layers.first, decoder.depth):
+        for number in self.layers.patched:
             undo.append(self._patch(decoder.layers[number], "forward", functools.partial(self.layers.run_layer, number)))
 
     def _patch(self, owner: Any, name: str, planned: Callable[..., Any]) -> Undo:
@@ -162,14 +170,13 @@ class DecoderCuts:
         features: Sequence[Tensor] = out.pooler_output
         device = features[0].device
         left = self._left_by_tower(call, len(features), device) if placed is None else self._left_of(placed, call, device)
-        lengths, kept, sizes = [len(feature) for feature in features], None, None
-        total = float(torch.cat(tuple(features)).detach().sum(dtype=torch.float64))
-        if left is not None:
-            lengths, kept, sizes = left
+        lengths, kept, sizes = left or ([len(feature) for feature in features], None, None)
+        probes = make_probes(features, kept, lengths)
+        if kept is not None:
             out.pooler_output = _spread(features, kept, lengths)
             if getattr(out, "deepstack_features", None) is not None:
                 out.deepstack_features = [_spread(layer, kept, lengths) for layer in out.deepstack_features]
-        call.decoder.features, call.features_pass = ImageFeatures(lengths, total, kept, sizes), call.tower
+        call.decoder.features, call.features_pass = ImageFeatures(lengths, probes, kept, sizes), call.tower
         call.decoder.has_new_features = True
         return out
 
@@ -243,7 +250,7 @@ class DecoderCuts:
         question = call.decoder.question_mask(call.context, real[:, -ids.shape[1] :], placeholders)
         embedded = self.vlm.inner.get_input_embeddings()(ids)
         rows = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)
-        return pack_question(embedded, question).rows(rows)
+        return pack_question(embedded, question, longest(question)).rows(rows)
 
 
 def _spread(features: Sequence[Tensor], kept: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:

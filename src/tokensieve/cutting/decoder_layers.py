@@ -1,11 +1,14 @@
 """Decoder layers behind a cut: they run on the tokens that are left, and the key/value cache records which those are.
 
-Each layer gets the tokens that are left, and its output is written back to their positions. So the model around the layers
-(deep features, final norm, head, loss) sees the original length; a dropped token keeps its last state. If the last token of a
-prompt was dropped, because the prompt ends with an image, it gets the output of the last one that is left. Position ids are the
-original ones. The cache of a layer holds only the tokens that the layer processed. Which of its entries may be attended to is
-recorded on the cache itself, so that generation can continue from it: step by step, in batches with padding, with beams, from a
-copy of the cache, or after it was cropped.
+At a cut the tokens that are left are gathered, and the layers up to the next cut get them alone. After the last layer their
+states are written back to their positions, so that the final norm, the head and the loss see the original length; a dropped
+token keeps its last state. If the states between layers are read (recorded hidden states, the deep features of Qwen3-VL, a
+hook), every layer returns all tokens. If the last token of a prompt was dropped, because the prompt ends with an image, it gets
+the output of the last one that is left. Position ids are the original ones.
+
+The cache of a layer holds only the tokens that the layer processed. Which of its entries may be attended to is recorded on the
+cache itself, so that generation can continue from it: step by step, in batches with padding, with beams, from a copy of the
+cache, or after it was cropped.
 
 Merged tokens keep their sizes in the decoder: log(size) is added to the attention logits of their keys, so that a token
 merged from five patches gets the attention weight of five. Flash attention supports no bias; there every token counts once.
@@ -26,12 +29,22 @@ from torch import Tensor
 from tokensieve.core import Question, Reduction, View
 from tokensieve.cutting.cache import CacheRecord, Stage, cache_record, cached_length, pruned_cache_class
 from tokensieve.cutting.choice import Chooser
-from tokensieve.cutting.decoder_state import DecoderPass, ImageGroup, flat_index, gather_rows, group_images, pack_question
+from tokensieve.cutting.decoder_state import (
+    DecoderCall,
+    DecoderPass,
+    ImageGroup,
+    VisionTokens,
+    group_images,
+    longest,
+    pack_question,
+)
 from tokensieve.cutting.passes import Call, Calls
 from tokensieve.cutting.placement import Cut
 from tokensieve.errors import UserError
+from tokensieve.models.decoder import Projected
+from tokensieve.models.patching import capture_calls
 from tokensieve.models.vlm import Vlm
-from tokensieve.scoring import Attention
+from tokensieve.scoring import Attention, gather_rows
 
 MIN_KEEP_PROBABILITY = torch.finfo(torch.float32).tiny  # the smallest probability whose logarithm is taken
 
@@ -50,6 +63,12 @@ class DecoderLayers:
         """The first layer behind a cut; the depth of the decoder where there is none."""
         return min(self.cuts, default=self.vlm.decoder.depth)
 
+    @property
+    def patched(self) -> range:
+        """The layers whose forward is replaced: those behind a cut, and the one before it if a cut asks for its attention."""
+        first = self.first - 1 if any(map(asks_previous, self.cuts.get(self.first, ()))) else self.first
+        return range(first, self.vlm.decoder.depth)
+
     def run_decoder(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The decoder's forward: one pass over its layers."""
         call = self.calls.current
@@ -61,7 +80,7 @@ class DecoderLayers:
         finally:
             state.run = outer
         if run is not None:
-            self._check_order(run, min(self.vlm.decoder.depth, self.vlm.decoder.module.config.num_hidden_layers))
+            self._check_order(run, run.last + 1)
         return out
 
     def _check_order(self, run: DecoderPass, number: int) -> None:
@@ -76,7 +95,7 @@ class DecoderLayers:
 
     def _start_pass(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DecoderPass | None:
         """The pass for these arguments of the decoder; None where there is nothing to cut."""
-        state = call.decoder
+        state, decoder = call.decoder, self.vlm.decoder
         image_mask, state.image_mask = state.image_mask, None
         cache = kwargs.get("past_key_values")
         record = cache_record(cache)
@@ -96,92 +115,145 @@ class DecoderLayers:
             raise UserError(
                 f"this cache was filled under the plan {record.plan}, but {self.plan} is attached now; start without a cache"
             )
-        mask = kwargs.get("attention_mask")
-        if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
-            raise UserError(
-                "a plan in the decoder needs an attention mask of shape (batch, length), or none: call generate() without a "
-                "static cache, and the model without a custom mask"
-            )
         n_before = cached_length(cache, 0) if record is None else record.n_tokens_fed
-        if mask is not None and mask.shape[1] != n_before + length:
-            raise UserError(
-                f"the attention mask is for {mask.shape[1]} tokens, but there are {n_before} cached and {length} new tokens"
-            )
-        self.vlm.decoder.check(length + n_before)
-        past, real = None, torch.ones((batch, length), dtype=torch.bool, device=x.device)
-        if mask is not None:
-            real = mask.to(x.device, torch.bool)
-            past, real = real[:, :n_before], real[:, n_before:]
-        if image_mask is None:
-            return DecoderPass(past, real, real, [], torch.ones_like(real))
+        decoder.check(length + n_before)
+        run = DecoderPass((batch, length), x.device)
+        run.last = min(decoder.depth, int(decoder.module.config.num_hidden_layers)) - 1
+        run.is_read_between_layers = decoder.looks_between_layers(kwargs)
+        run.past, run.real = _split_mask(kwargs.get("attention_mask"), n_before, length, x.device)
+        if run.real is not None and self._is_without_padding(run.real, state):
+            run.real = None
+        if image_mask is not None:
+            self._add_images(run, image_mask, call)
+        return run
+
+    def _is_without_padding(self, real: Tensor, state: DecoderCall) -> bool:
+        """Whether all new tokens (B, L) are real. generate() feeds single tokens that are: no need to look at them."""
+        in_generate = state.prompt_length is not None and real.shape[1] == 1
+        return in_generate or bool(real.all())
+
+    def _add_images(self, run: DecoderPass, image_mask: Tensor, call: Call) -> None:
+        """Adds the vision tokens to a pass. image_mask: (B, L), the placeholders."""
+        state = call.decoder
         assert state.features is not None  # by check_features
+        real = torch.ones_like(image_mask) if run.real is None else run.real
         groups = group_images(image_mask, state.features)
         left = torch.ones_like(real)
         for group in groups:
             left[group.rows] &= ~image_mask[group.rows]
         for group in groups:
             left[group.rows[:, None], group.at] = True
-        run = DecoderPass(past, real, state.question_mask(call.context, real, image_mask), groups, left)
+        question = state.question_mask(call.context, real, image_mask)
+        ends = real.int().cumsum(1).argmax(1)[:, None]  # (B, 1), the last token of each prompt
+        run.images = VisionTokens(
+            groups,
+            left,
+            question,
+            n_question=longest(question),
+            n_others=(real & ~image_mask).sum(1).tolist(),
+            end_with_image=bool(image_mask.gather(1, ends).any()),
+        )
         for group in groups:
             if group.sizes is not None:
                 self._add_weight(run, group.rows, group.at, group.sizes)
-        return run
 
     def _add_weight(self, run: DecoderPass, rows: Tensor, at: Tensor, factor: Tensor) -> None:
         """Multiplies the attention weight of the tokens at (G, N) of these rows by factor (G, N), if the kernel can."""
         if not self.vlm.decoder.takes_bias:
             return
-        bias = torch.zeros(run.real.shape, device=at.device) if run.bias is None else run.bias
+        bias = torch.zeros(run.shape, device=at.device) if run.bias is None else run.bias
         run.bias = bias.index_put((rows[:, None], at), factor.float().log(), accumulate=True)
 
     def run_layer(self, number: int, stock: Callable[..., Any], hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """A layer's forward. hidden_states: (B, L, D)."""
+        """A layer's forward. hidden_states: (B, L, D), or (B, K, D) behind a cut."""
         call, x = self.calls.current, hidden_states
         run = call.decoder.run
         if run is None:
             return stock(x, *args, **kwargs)
         self._check_order(run, number)
-        if run.left.device != x.device:
+        if run.device != x.device:
             run.to(x.device)
-        tables: tuple[Tensor, Tensor] = kwargs["position_embeddings"]
+        if number < self.first:
+            return self._run_stock(number, stock, x, args, kwargs, run)
         if number in self.cuts:
-            for cut in self.cuts[number]:
-                x = self._cut(cut, number, x, tables, call, run)
-            self._start_stage(number, x, kwargs.get("past_key_values"), run)
-            run.tables = (
-                tables if run.at is None else tuple(gather_rows(table.expand(len(x), -1, -1), run.at) for table in tables)
-            )
+            x = self._start_stage(number, run.restore(x), kwargs, call, run)
+        elif run.whole is None:  # the layer before returned all tokens
+            x = run.shorten(x)
         kwargs |= {"attention_mask": run.mask, "position_ids": None, "position_embeddings": run.tables}
-        if run.at is None:
-            return stock(x, *args, **kwargs)
-        out = stock(gather_rows(x, run.at), *args, **kwargs)
-        states: Tensor = out[0] if isinstance(out, tuple) else out  # (B, K, D)
-        x = x.to(states.device)
-        index = flat_index(run.at.to(x.device), x.shape[1])
-        whole = x.flatten(0, 1).index_copy(0, index, states.flatten(0, 1).to(x.dtype)).view_as(x)
-        if number == self.vlm.decoder.depth - 1:
+        out = self._run_stock(number, stock, x, args, kwargs, run)
+        if run.at is None or not (run.is_read_between_layers or number == run.last):
+            return out
+        whole = run.restore(out[0] if isinstance(out, tuple) else out)
+        if number == run.last:
             whole = _end_with_kept(whole, run)
         return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
-    def _cut(self, cut: Cut, number: int, x: Tensor, tables: tuple[Tensor, Tensor], call: Call, run: DecoderPass) -> Tensor:
+    def _run_stock(
+        self, number: int, stock: Callable[..., Any], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], run: DecoderPass
+    ) -> Any:
+        """Runs the stock layer, and keeps its queries and keys if a cut before the next layer asks for them."""
+        if run.images is None or not any(asks_previous(cut) for cut in self.cuts.get(number + 1, ())):
+            return stock(x, *args, **kwargs)
+        attn = self.vlm.decoder.layers[number].self_attn
+        with capture_calls(attn.q_proj) as q, capture_calls(attn.k_proj) as k:
+            out = stock(x, *args, **kwargs)
+        run.projected = Projected(q[-1].output, k[-1].output)
+        return out
+
+    def _start_stage(self, number: int, x: Tensor, kwargs: dict[str, Any], call: Call, run: DecoderPass) -> Tensor:
+        """Cuts before a layer, and sets what the layers from it on get: (B, L, D) -> (B, K, D)."""
+        tables: tuple[Tensor, Tensor] = kwargs["position_embeddings"]
+        if run.images is not None:
+            for cut in self.cuts[number]:
+                x = self._cut(cut, number, x, tables, call, run, run.images)
+            run.projected = None
+        stage = self._find_tokens(run)
+        n_new = stage.shape[1]
+        if (cache := kwargs.get("past_key_values")) is not None:
+            stage = self._update_cache(cache, number, stage, run)
+        run.mask = self.vlm.decoder.mask(stage.shape, n_new, stage.alive, stage.bias, x)
+        run.tables = tables if run.at is None else tuple(gather_rows(table.expand(len(x), -1, -1), run.at) for table in tables)
+        return run.shorten(x)
+
+    def _find_tokens(self, run: DecoderPass) -> Stage:
+        """Sets the tokens that the next layers get: those that are left, with fillers in rows that have fewer of them."""
+        if run.images is None:
+            return Stage(run.shape, run.real, run.bias)
+        counts = run.images.counts()
+        most = max(counts, default=run.shape[1])
+        alive, bias = run.images.left if run.real is None else run.images.left & run.real, run.bias
+        if most < run.shape[1]:
+            order = (~alive).int().argsort(dim=1, stable=True)[:, :most]  # tokens that are left, then fillers
+            run.at = order.sort(dim=1).values  # (B, K)
+            alive = alive.gather(1, run.at)
+            bias = None if bias is None else bias.gather(1, run.at)
+        has_fillers = any(count < most for count in counts)
+        return Stage((run.shape[0], most), alive if has_fillers else None, bias)
+
+    def _cut(
+        self,
+        cut: Cut,
+        number: int,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        call: Call,
+        run: DecoderPass,
+        images: VisionTokens,
+    ) -> Tensor:
         """Applies a step to the tokens of every image: (B, L, D) -> same."""
-        if not run.groups:
-            return x
         groups = []
-        questions = pack_question(x, run.question)
-        last = run.question.int().cumsum(1).argmax(1)  # (B,), the last token of the question
-        for group in run.groups:
+        questions = pack_question(x, images.question, images.n_question) if "question" in cut.step.method.needs else None
+        for group in images.groups:
             rows, at = group.rows, group.at
 
             def attend(x: Tensor = x, rows: Tensor = rows, at: Tensor = at) -> Attention:
-                cos, sin = (table.expand(len(x), -1, -1)[rows] for table in tables)
-                visible, bias = (run.left & run.real)[rows], None if run.bias is None else run.bias[rows]
-                query = torch.maximum(last[rows], at.amax(1))  # the image's last token where no text follows
-                return self.vlm.decoder.attention(number, x[rows], (cos, sin), visible, query, at, bias)
+                return self._attention(number, asks_previous(cut), x, tables, run, images, rows, at)
 
-            tokens = x[rows[:, None], at]  # (G, N, D)
+            tokens = gather_rows(x.index_select(0, rows), at)  # (G, N, D)
             keep = self.chooser.tokens_to_keep(cut, at.shape[1] if group.count is None else group.count)
-            reduction = self._decide(cut, keep, tokens, group, questions.rows(rows), attend, call)
+            reduction = self._decide(
+                cut, keep, tokens, group, None if questions is None else questions.rows(rows), attend, call
+            )
             if reduction.soft is not None:
                 self.vlm.decoder.check_bias()
                 x = x if reduction.is_selection else x.index_put((rows[:, None], at), reduction.apply(tokens))
@@ -190,16 +262,46 @@ class DecoderLayers:
             kept = at.gather(1, reduction.index)  # (G, K)
             if not reduction.is_selection:
                 x = x.index_put((rows[:, None], kept), reduction.apply(tokens))
-            run.left[rows[:, None], at] = False
-            run.left[rows[:, None], kept] = True
+            images.left[rows[:, None], at] = False
+            images.left[rows[:, None], kept] = True
             if reduction.sizes is not None:
                 before = 1.0 if group.sizes is None else group.sizes.gather(1, reduction.index)
                 self._add_weight(run, rows, kept, reduction.sizes / before)
             present = None if group.present is None else group.present.gather(1, reduction.index)
             count = group.count if reduction.k == reduction.n else None
             groups.append(replace(group, at=kept, sizes=reduction.sizes_after(group.sizes), present=present, count=count))
-        run.groups = groups
+        images.groups = groups
         return x
+
+    def _attention(
+        self,
+        number: int,
+        of_previous: bool,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        run: DecoderPass,
+        images: VisionTokens,
+        rows: Tensor,
+        at: Tensor,
+    ) -> Attention:
+        """The attention of a layer, or of the one that just ran, among the vision tokens at (G, N) of these rows."""
+        visible, bias = images.left if run.real is None else images.left & run.real, run.bias
+        last = torch.maximum(images.last_of_question()[rows], at.amax(1))  # the image's last token where no text follows
+        parts = [table.expand(len(x), -1, -1) for table in tables]
+        source: Tensor | Projected = x[rows]
+        if of_previous:  # of the tokens that the layers before this cut got
+            assert run.projected is not None
+            source = Projected(*(each[rows] for each in run.projected))
+            number -= 1
+            if run.at is not None:
+                visible = visible.gather(1, run.at)
+                bias = None if bias is None else bias.gather(1, run.at)
+                parts = [gather_rows(table, run.at) for table in parts]
+                last, at = (run.short_positions(each, rows) for each in (last[:, None], at))
+                last = last[:, 0]
+        cos, sin = (table[rows] for table in parts)
+        bias = None if bias is None else bias[rows]
+        return self.vlm.decoder.attention(number, source, (cos, sin), visible[rows], last, at, bias)
 
     def _weigh_softly(self, run: DecoderPass, group: ImageGroup, reduction: Reduction, soft: Tensor, keep: int) -> ImageGroup:
         """Gives every token of a group the attention weight of its probability soft (G, N); the group behind this cut."""
@@ -215,7 +317,7 @@ class DecoderLayers:
         keep: int,
         tokens: Tensor,
         group: ImageGroup,
-        question: Question,
+        question: Question | None,
         attend: Callable[[], Attention],
         call: Call,
     ) -> Reduction:
@@ -224,7 +326,7 @@ class DecoderLayers:
         state, n = call.tower, tokens.shape[1]
         if keep == (n if group.count is None else group.count):
             everything = Reduction(torch.arange(n, device=tokens.device).expand(len(tokens), -1), n)
-            state.record_decoder_cut(cut, everything, group.images)
+            state.record_decoder_cut(cut, everything, group.numbers)
             return everything
         h, w = state.grid or (0, 0)
         with torch.autocast(tokens.device.type, enabled=False):
@@ -234,7 +336,7 @@ class DecoderLayers:
                 grid=(h, w) if h * w == n and not state.stages else None,
                 attention=attend() if "attention" in cut.step.method.needs else None,
                 sizes=group.sizes,
-                samples=state.samples.to(group.images.device)[group.images],
+                samples=state.samples[group.numbers].to(tokens.device),
                 seed=cut.seed,
                 context=call.context,
                 part=self.chooser.part(cut.step, tokens.device),
@@ -242,51 +344,59 @@ class DecoderLayers:
                 question=question,
                 present=group.present,
             )
-            reduction = self.chooser.choose(cut, view, keep, group.images)
-        state.record_decoder_cut(cut, reduction, group.images)
+            reduction = self.chooser.choose(cut, view, keep, group.numbers)
+        state.record_decoder_cut(cut, reduction, group.numbers)
         return reduction
-
-    def _start_stage(self, number: int, x: Tensor, cache: Any, run: DecoderPass) -> None:
-        """Sets the tokens that the layers from this one on get, and what they may attend to."""
-        alive, bias = run.left & run.real, run.bias
-        most = int(alive.sum(1).amax())
-        if most < x.shape[1]:
-            order = (~alive).int().argsort(dim=1, stable=True)[:, :most]  # tokens that are left, then fillers
-            run.at = order.sort(dim=1).values  # (B, K)
-            alive = alive.gather(1, run.at)
-            bias = None if bias is None else bias.gather(1, run.at)
-        stage = Stage(alive, bias)
-        if cache is not None:
-            stage = self._update_cache(cache, number, stage, run)
-        run.mask = self.vlm.decoder.mask(stage.alive, alive.shape[1], stage.bias, x.dtype)
 
     def _update_cache(self, cache: Any, number: int, new: Stage, run: DecoderPass) -> Stage:
         """Records the new tokens of the layers from this one on in the cache; returns all its tokens."""
-        past, record = cached_length(cache, number), cache_record(cache)
+        past, record, rows = cached_length(cache, number), cache_record(cache), new.shape[0]
         if record is None:
             record = CacheRecord(self.plan, past)
             cache.__class__ = pruned_cache_class(type(cache))  # type: ignore[arg-type]
             cache.tokensieve_record = record
         if number == self.first:
-            record.n_tokens_fed += run.real.shape[1]
+            record.n_tokens_fed += run.shape[1]
         if past:
-            earlier = new.alive.new_ones((len(new.alive), past)) if run.past is None else run.past
-            before = record.stages.get(number, Stage(earlier))
-            if before.alive.shape[1] < past or len(before.alive) != len(new.alive):
+            before = record.stages.get(number) or Stage((rows, past), run.past)
+            if before.shape[1] < past or before.shape[0] != rows:
                 raise UserError(
-                    f"the cache of layer {number} holds {past} tokens of {len(new.alive)} prompts, but {before.alive.shape[1]} "
-                    f"tokens of {len(before.alive)} prompts were written under this plan; pass the cache unchanged, or none"
+                    f"the cache of layer {number} holds {past} tokens of {rows} prompts, but {before.shape[1]} tokens of "
+                    f"{before.shape[0]} prompts were written under this plan; pass the cache unchanged, or none"
                 )
             new = before.first(past).then(new)  # fewer if the cache was cropped
         record.stages[number] = new
         return new
 
 
+def asks_previous(cut: Cut) -> bool:
+    """Whether a cut uses the attention of the layer that just ran, not of the one to come."""
+    return bool(cut.step.options.get("attention") == "previous")
+
+
+def _split_mask(mask: Any, n_before: int, length: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """The attention mask of a call for the cached tokens (B, P) and for the new ones (B, L); None, None if there is none."""
+    if mask is None:
+        return None, None
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        raise UserError(
+            "a plan in the decoder needs an attention mask of shape (batch, length), or none: call generate() without a "
+            "static cache, and the model without a custom mask"
+        )
+    if mask.shape[1] != n_before + length:
+        raise UserError(
+            f"the attention mask is for {mask.shape[1]} tokens, but there are {n_before} cached and {length} new tokens"
+        )
+    real = mask.to(device, torch.bool)
+    return real[:, :n_before], real[:, n_before:]
+
+
 def _end_with_kept(x: Tensor, run: DecoderPass) -> Tensor:
     """The states (B, L, D) with that of the last token of each prompt from the last one that is left, if it was dropped."""
-    real, left = run.real.to(x.device), (run.left & run.real).to(x.device)
-    end, kept = (there.int().cumsum(1).argmax(1) for there in (real, left))  # (B,)
-    if torch.equal(end, kept):
+    if run.images is None or not run.images.end_with_image:
         return x
+    left = run.images.left.to(x.device)
+    real = torch.ones_like(left) if run.real is None else run.real.to(x.device)
+    end, kept = (there.int().cumsum(1).argmax(1) for there in (real, left & real))  # (B,)
     rows = torch.arange(len(x), device=x.device)
     return x.index_put((rows, end), x[rows, kept])

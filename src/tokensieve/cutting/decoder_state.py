@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tokensieve.core import Question
 from tokensieve.errors import UserError
+from tokensieve.models.decoder import Projected
+from tokensieve.scoring import flat_index, gather_rows
 
 
 @dataclass
@@ -18,7 +20,7 @@ class ImageFeatures:
     """The image features that a call computed last."""
 
     lengths: list[int]  # tokens of each image, counted like the placeholders in the sequence
-    total: float  # the sum of the features, which identifies them
+    probes: tuple[Probe, Probe]  # the first and the last token, which identify them
     kept: Sequence[Tensor] | None = None  # (K,) for each image, placeholders with a token, in the order of tokens; None: all
     sizes: Tensor | None = None  # (I, K), number of patches merged into each of them; None: one each
 
@@ -27,8 +29,9 @@ class ImageFeatures:
 class ImageGroup:
     """Images of a pass that have the same number of tokens left."""
 
-    images: Tensor  # (G,), indices of the images of ImageFeatures
-    rows: Tensor  # (G,), the sequence of each image
+    numbers: list[int]  # indices of the images of ImageFeatures
+    sequences: list[int]  # the sequence of each image
+    rows: Tensor  # (G,), the same
     at: Tensor  # (G, N), positions of its tokens in that sequence
     sizes: Tensor | None = None  # (G, N), number of patches merged into each token
     present: Tensor | None = None  # (G, N), the probability that each token is there, behind a soft cut; None: all are
@@ -37,26 +40,77 @@ class ImageGroup:
 
 @dataclass
 class DecoderPass:
-    """One forward pass of the decoder."""
+    """One forward pass of the decoder. Counts are known as numbers, so that no layer has to wait for a tensor."""
 
-    past: Tensor | None  # (B, P), False where earlier tokens are padding; None: none is
-    real: Tensor  # (B, L), False where new tokens are padding
-    question: Tensor  # (B, L)
-    groups: list[ImageGroup]
-    left: Tensor  # (B, L), new tokens that have not been dropped
+    shape: tuple[int, int]  # B, L of the new tokens
+    device: torch.device
+    past: Tensor | None = None  # (B, P), False where earlier tokens are padding; None: none is
+    real: Tensor | None = None  # (B, L), False where new tokens are padding; None: none is
+    images: VisionTokens | None = None  # None: nothing is cut in this pass, since it has no image
     bias: Tensor | None = None  # (B, L), log of sizes and of soft masks so far
     next_layer: int = 0  # the layer that is to run next, behind the first cut
-    at: Tensor | None = None  # (B, K), positions of the tokens that are left; None: all
+    at: Tensor | None = None  # (B, K), positions of the tokens that the layers get; None: all
+    whole: Tensor | None = None  # (B, L, D), states of all tokens at the last cut, while the layers get fewer
     mask: Tensor | None = None  # in the form that the layers of this stage expect
-    tables: tuple[Tensor, ...] = ()  # (B, K, d), rotary tables of the tokens that are left
+    tables: tuple[Tensor, ...] = ()  # (B, K, d), rotary tables of the tokens that the layers get
+    projected: Projected | None = None  # queries and keys of the layer that just ran, if the next cut asks for them
+    last: int = 0  # the last layer that runs
+    is_read_between_layers: bool = False  # every layer returns all tokens
 
     def to(self, device: torch.device) -> None:
         """Moves all tensors to the device of the next layer, for a model on several devices."""
-        for holder in (self, *self.groups):
+        holders: list[Any] = [self] if self.images is None else [self, self.images, *self.images.groups]
+        for holder in holders:
             for name, value in vars(holder).items():
                 if isinstance(value, Tensor):
                     setattr(holder, name, value.to(device))
         self.tables = tuple(table.to(device) for table in self.tables)
+        self.projected = None if self.projected is None else Projected(*(each.to(device) for each in self.projected))
+        self.device = device
+
+    def shorten(self, x: Tensor) -> Tensor:
+        """The states (B, L, D) of the tokens that the layers get, (B, K, D). The others are kept for `restore`."""
+        if self.at is None:
+            return x
+        self.whole = x
+        return gather_rows(x, self.at)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """The states (B, L, D) of all tokens, from those that the layers got; a dropped token has its last state."""
+        if self.whole is None:
+            return x
+        assert self.at is not None
+        whole, self.whole = self.whole.to(x.device), None
+        index = flat_index(self.at.to(x.device), whole.shape[1])
+        return whole.flatten(0, 1).index_copy(0, index, x.flatten(0, 1).to(whole.dtype)).view_as(whole)
+
+    def short_positions(self, at: Tensor, rows: Tensor) -> Tensor:
+        """Where the tokens at positions (G, N) of these rows are among those that the layers got: (G, N)."""
+        return at if self.at is None else torch.searchsorted(self.at[rows], at)
+
+
+@dataclass
+class VisionTokens:
+    """The vision tokens of a pass, and the other tokens of their sequences."""
+
+    groups: list[ImageGroup]
+    left: Tensor  # (B, L), new tokens that have not been dropped
+    question: Tensor  # (B, L), tokens of the question
+    n_question: int  # tokens of the longest question
+    n_others: list[int]  # for each sequence, tokens that are neither padding nor vision tokens
+    end_with_image: bool  # the last token of a prompt is a vision token, which may be dropped
+
+    def counts(self) -> list[int]:
+        """How many tokens of each sequence are left."""
+        counts = list(self.n_others)
+        for group in self.groups:
+            for row in group.sequences:
+                counts[row] += group.at.shape[1]
+        return counts
+
+    def last_of_question(self) -> Tensor:
+        """The position of the last token of each question, (B,)."""
+        return self.question.int().cumsum(1).argmax(1)
 
 
 @dataclass
@@ -96,13 +150,31 @@ class DecoderCall:
         return text
 
 
+class Probe(NamedTuple):
+    """A token of the image features: its position, and its values."""
+
+    position: int  # of all placeholders; negative: counted from the end
+    values: Tensor  # (E,)
+
+
+def make_probes(features: Sequence[Tensor], kept: Sequence[Tensor] | None, lengths: Sequence[int]) -> tuple[Probe, Probe]:
+    """The first and the last token of the features (K, E) of some images. Repeated for beams, they stay first and last."""
+    first, last = features[0][0].detach(), features[-1][-1].detach()
+    if kept is None:
+        return Probe(0, first), Probe(-1, last)
+    return Probe(int(kept[0][0]), first), Probe(int(kept[-1][-1]) - lengths[-1], last)
+
+
 def check_features(features: Tensor, computed: ImageFeatures | None) -> None:
     """Raises a UserError unless these are the features computed last, once or several times (beams)."""
     if computed is None:
         raise UserError("the image features were computed before the plan was attached; pass pixel values instead")
-    times = len(features.flatten(0, -2)) / sum(computed.lengths)
-    total, size = float(features.detach().sum(dtype=torch.float64)), float(features.detach().abs().sum(dtype=torch.float64))
-    if times != int(times) or abs(total - times * computed.total) > 1e-2 * (1 + size**0.5):
+    flat = features.detach().flatten(0, -2)
+    same = len(flat) % sum(computed.lengths) == 0 and all(
+        torch.allclose(flat[probe.position].float(), probe.values.to(flat.device).float(), rtol=1e-2, atol=1e-6, equal_nan=True)
+        for probe in computed.probes
+    )
+    if not same:
         raise UserError("the image features are not those computed last; pass pixel values with every call")
 
 
@@ -127,25 +199,21 @@ def group_images(image_mask: Tensor, features: ImageFeatures) -> list[ImageGroup
             raise UserError("the tokens of an image are split between two prompts; give every prompt whole images")
     groups = []
     for members in by_length.values():
-        images, rows, at = (torch.tensor(column, device=image_mask.device) for column in zip(*members, strict=True))
+        numbers, sequences, places = (list(column) for column in zip(*members, strict=True))
+        rows, at = (torch.tensor(column, device=image_mask.device) for column in (sequences, places))
         if features.kept is not None:
-            at = at.gather(1, torch.stack([features.kept[image] for image, _, _ in members]).to(at.device))
-        groups.append(ImageGroup(images, rows, at, None if features.sizes is None else features.sizes[images]))
+            at = at.gather(1, torch.stack([features.kept[image] for image in numbers]).to(at.device))
+        sizes = None if features.sizes is None else features.sizes[numbers]
+        groups.append(ImageGroup(numbers, sequences, rows, at, sizes))
     return groups
 
 
-def flat_index(at: Tensor, length: int) -> Tensor:
-    """Positions (B, K) in rows of this length, as positions in the flattened rows: copying whole rows is faster."""
-    return (at + torch.arange(len(at), device=at.device)[:, None] * length).flatten()
+def longest(mask: Tensor) -> int:
+    """The number of marked tokens of the row (B, L) that has most of them."""
+    return int(mask.sum(1).amax()) if len(mask) else 0
 
 
-def gather_rows(x: Tensor, at: Tensor) -> Tensor:
-    """The states x (B, L, D) at these positions (B, K): (B, K, D)."""
-    return x.flatten(0, 1).index_select(0, flat_index(at, x.shape[1])).view(*at.shape, x.shape[2])
-
-
-def pack_question(x: Tensor, mask: Tensor) -> Question:
-    """The marked tokens of each row, packed to the left: (B, L, E), (B, L) -> (B, T, E)."""
-    most = max(1, int(mask.sum(1).amax()))
-    order = (~mask).int().argsort(dim=1, stable=True)[:, :most]
+def pack_question(x: Tensor, mask: Tensor, most: int) -> Question:
+    """The marked tokens of each row, at most so many, packed to the left: (B, L, E), (B, L) -> (B, T, E)."""
+    order = (~mask).int().argsort(dim=1, stable=True)[:, : max(1, most)]
     return Question(gather_rows(x, order), mask.gather(1, order))

@@ -61,13 +61,12 @@ class Pass:
             return self.attention
         return self.attention.select(self.attention_index)
 
-    def record_decoder_cut(self, cut: Cut, reduction: Reduction, images: Tensor) -> None:
-        """Adds a cut in the decoder for these images (G,) to the ledger. Beams repeat images.
+    def record_decoder_cut(self, cut: Cut, reduction: Reduction, numbers: list[int]) -> None:
+        """Adds a cut in the decoder for the images with these numbers to the ledger. Beams repeat images.
 
         If images differ in their number of tokens, only the first group is recorded. A cut is recorded once, also if
         generation without a cache repeats it.
         """
-        numbers: list[int] = images.tolist()
         first_rows = [numbers.index(number) for number in dict.fromkeys(numbers)]
         self.is_uneven |= len(first_rows) < len(self.samples)
         if cut.seed in self.recorded_cuts:
@@ -77,7 +76,7 @@ class Pass:
         if reduction.soft is not None:
             self.soft.append((cut.name, reduction))
         elif reduction.k < reduction.n:
-            self.stages.append((cut.name, reduction.select_images(torch.tensor(first_rows, device=images.device))))
+            self.stages.append((cut.name, reduction.select_images(torch.tensor(first_rows, device=reduction.index.device))))
 
 
 @dataclass

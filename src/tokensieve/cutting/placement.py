@@ -139,6 +139,8 @@ def _resolve_decoder_positions(step: Step, decoder: int | None, depth: int) -> l
     positions = []
     for layer in step.resolved_where().layers:
         counted = layer if layer >= 0 else decoder + layer
+        if counted == 0 and step.options.get("attention") == "previous":
+            raise UserError(f"{step}: no layer has run before llm.0, so there is no previous attention; use @llm.1")
         if not 0 <= counted < decoder:
             raise UserError(
                 f"{step}: no layer {layer} in a decoder of {decoder} layers; allowed are llm.0 to llm.{decoder - 1}, "

@@ -31,6 +31,10 @@ NEEDS = {
     "attention": "attention of the block before the cut, so it cannot stand at @0",
     "question": "the question, where a language model reads the tokens",
 }
+ATTENTIONS = {  # whose attention a method sees at a decoder layer
+    "layer": "of the layer to come, computed for the method",
+    "previous": "of the layer that just ran, which costs less",
+}
 NUMBER = re.compile(r"[-+]?(inf|([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?)")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}  # types of options
 
@@ -123,7 +127,8 @@ class Method:
     def engine_options(self) -> frozenset[str]:
         """The options that the engine carries out, not the method's function."""
         merging = MERGE_OPTIONS if self.selects or self.norm is not None else ()
-        return frozenset((*(("rest",) if self.selects else ()), *merging))
+        attention = ("attention",) if "attention" in self.needs else ()
+        return frozenset((*(("rest",) if self.selects else ()), *merging, *attention))
 
     def __repr__(self) -> str:
         return f"Method({self.name!r})"
@@ -173,13 +178,14 @@ def describe(
         raise UserError(f"{name}: needs={sorted(unknown)} is not known; known are {sorted(NEEDS)}")
     options = _read_options(decide)
     added: dict[str, Option] = {}
+    if "attention" in needs:
+        added["attention"] = Option(str, "layer", tuple(ATTENTIONS))
     if selects:
         added["rest"] = Option(str, "drop", tuple(RESTS))
     if selects or norm is not None:
         added |= {"norm": Option(float, norm or 0.0), "sizes": Option(str, "yes", ("yes", "no"))}
     for taken in added.keys() & options.keys():
-        kind = "selecting" if selects else "merging"
-        raise UserError(f"{name}: the option {taken!r} is added to every {kind} method; choose another name")
+        raise UserError(f"{name}: the option {taken!r} is added to methods by the engine; choose another name")
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
     about = (name, decide, summary, paper, tuple(needs), selects, options | added)
     return Method(*about, check, budget, part, mixes, recipe, norm, control, where, min_keep)

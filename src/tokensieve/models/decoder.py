@@ -6,16 +6,25 @@ Every decoder built like Llama is supported: layers in `layers`, each with `self
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.scoring import Attention
+from tokensieve.scoring import Attention, gather_rows, gather_tokens
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 MASKS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")  # attention implementations whose masks can be made here
+
+
+class Projected(NamedTuple):
+    """What the projections of a layer's attention returned for its tokens, before norms and rotation."""
+
+    q: Tensor  # (B, L, H d)
+    k: Tensor
 
 
 @dataclass
@@ -66,66 +75,95 @@ class Decoder:
                 "use shorter prompts, or set config.sliding_window to None"
             )
 
-    def mask(self, alive: Tensor, queries: int, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-        """The attention mask for the last `queries` tokens of `alive` (B, T), in the form that the layers expect.
-
-        Tokens where alive is False are hidden. bias (B, T) is added to the logits of each key. None where a causal mask is
-        enough and the kernel makes it itself.
+    def looks_between_layers(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the states between layers are read with these arguments of the decoder: they are recorded or added to, or a
+        layer has a hook. (transformers leaves hooks for recording on the layers, which act on request only.)
         """
-        total = alive.shape[1]
-        plain = bias is None and bool(alive.all())
+        names = ("output_hidden_states", "deepstack_visual_embeds")
+        if any(arguments.get(name) is not None and arguments.get(name) is not False for name in names):
+            return True
+        if getattr(self.module.config, "output_hidden_states", False):
+            return True
+        hooks = [hook for layer in self.layers for kind in _HOOKS for hook in getattr(layer, kind).values()]
+        return any(getattr(hook, "__module__", None) != "transformers.utils.output_capturing" for hook in hooks)
+
+    def mask(
+        self, shape: tuple[int, int], queries: int, alive: Tensor | None, bias: Tensor | None, like: Tensor
+    ) -> Tensor | None:
+        """The attention mask for the last `queries` of T tokens, in the form that the layers expect.
+
+        shape: B and T. Tokens where alive (B, T) is False are hidden; None: none is. bias (B, T) is added to the logits of each
+        key. The mask is None where a causal one is enough and the kernel makes it itself. like: has its device and dtype.
+        """
+        total = shape[1]
         if not self.takes_bias:
             if bias is not None:
                 self.check_bias()
-            return None if plain else alive
-        if plain and self.implementation == "sdpa" and queries in (1, total):
+            return alive
+        if alive is None and bias is None and self.implementation == "sdpa" and queries in (1, total):
             return None
-        order = torch.arange(total, device=alive.device)
-        causal = order <= order[total - queries :, None]  # (Q, T)
-        visible = causal & alive[:, None, None]  # (B, 1, Q, T)
+        order = torch.arange(total, device=like.device)
+        visible = order <= order[total - queries :, None]  # (Q, T)
+        if alive is not None:
+            visible = visible & alive[:, None, None]  # (B, 1, Q, T)
+        visible = visible.expand(shape[0], 1, queries, total)
         if bias is None and self.implementation == "sdpa":
             return visible
-        values = torch.zeros((), dtype=dtype, device=alive.device) if bias is None else bias[:, None, None].to(dtype)
-        return torch.where(visible, values, torch.finfo(dtype).min)
+        values = like.new_zeros(()) if bias is None else bias[:, None, None].to(like.dtype)
+        return torch.where(visible, values, torch.finfo(like.dtype).min)
 
     def attention(
         self,
         layer: int,
-        x: Tensor,
+        source: Tensor | Projected,
         tables: tuple[Tensor, Tensor],
-        alive: Tensor,
+        alive: Tensor | None,
         last: Tensor,
         at: Tensor,
         bias: Tensor | None = None,
     ) -> Attention:
-        """The attention of a layer for its input states x (B, L, D): the row of one token, and the vision tokens.
+        """The attention of a layer: the row of one token, and the vision tokens. Queries are computed when they are asked for.
 
-        tables: rotary (cos, sin), (B, L, d) each; alive (B, L): False is hidden; last (B,): the token used like CLS, whose row
-        covers all tokens that it can attend to; at (B, N): the vision tokens; bias (B, L): added to the logits of each key.
-        Vision tokens attend to each other in both directions, because the order of patches is only that of the raster.
+        source: the layer's input states (B, L, D), or what its projections returned; tables: rotary (cos, sin), (B, L, d) each;
+        alive (B, L): False is hidden; last (B,): the token used like CLS, whose row covers all tokens that it can attend to;
+        at (B, N): the vision tokens; bias (B, L): added to the logits of each key. Vision tokens attend to each other in both
+        directions, because the order of patches is only that of the raster.
         """
-        module = self.layers[layer]
-        attn = module.self_attn
-        normed = module.input_layernorm(x)
-        q, k = (self._heads(attn, name, normed) for name in ("q", "k"))  # (B, H, L, d)
-        q, k = _rotate(q, *tables), _rotate(k, *tables)
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        scale = float(attn.scaling)
-        rows = torch.cat([last[:, None], at], dim=1)[:, None, :, None]  # (B, 1, 1+N, 1)
-        columns = rows.transpose(2, 3)  # (B, 1, 1, 1+N)
-        key_bias = None if bias is None else torch.take_along_dim(bias[:, None, None], columns, 3)
-        attention = Attention(torch.take_along_dim(q, rows, 2), torch.take_along_dim(k, rows, 2), 1, scale, key_bias)
-        own = torch.take_along_dim(q, last[:, None, None, None], 2)  # (B, H, 1, d)
+        attn = self.layers[layer].self_attn
+        normed = self.layers[layer].input_layernorm(source) if isinstance(source, Tensor) else None
+        length, scale = tables[0].shape[1], float(attn.scaling)
+
+        def project(name: str, index: Tensor | None) -> Tensor:
+            """Rotated queries or keys (B, H, L, d) of all tokens, or of those at an index (B, K)."""
+            known: Tensor = getattr(source, name) if normed is None else normed
+            out = known if index is None else gather_rows(known, index)
+            if normed is not None:
+                out = getattr(attn, f"{name}_proj")(out)
+            cos, sin = tables if index is None else tuple(gather_rows(table, index) for table in tables)
+            return _rotate(self._heads(attn, name, out), cos, sin)
+
+        k = project("k", None)
+        own = project("q", last[:, None])  # (B, H, 1, d)
+        k = k.repeat_interleave(own.shape[1] // k.shape[1], dim=1)
         logits = (own.float() * scale) @ k.float().transpose(-1, -2)  # (B, H, 1, L)
         logits = logits if bias is None else logits + bias[:, None, None]
-        order = torch.arange(x.shape[1], device=x.device)
-        hidden = ~alive | (order > last[:, None])  # (B, L)
-        row = logits.masked_fill(hidden[:, None, None], -torch.inf).logsumexp(-1)  # (B, H, 1)
-        attention.lse = torch.cat([row, attention.row_lse()[:, :, 1:]], dim=2)
-        return attention
+        hidden = torch.arange(length, device=last.device) > last[:, None]  # (B, L)
+        hidden = hidden if alive is None else hidden | ~alive
+        lse = logits.masked_fill(hidden[:, None, None], -torch.inf).logsumexp(-1)  # (B, H, 1)
+        rows = torch.cat([last[:, None], at], dim=1)  # (B, 1+N)
+        row = (logits - lse[..., None]).exp().mean(1)[:, 0].gather(1, at)  # (B, N)
+        return Attention(
+            lambda: project("q", rows),
+            gather_tokens(k, rows),
+            prefix=1,
+            scale=scale,
+            bias=None if bias is None else bias.gather(1, rows)[:, None, None],
+            row=row,
+            first_lse=lse,
+        )
 
-    def _heads(self, attn: Any, name: str, x: Tensor) -> Tensor:
-        heads: Tensor = getattr(attn, f"{name}_proj")(x).unflatten(-1, (-1, attn.head_dim))  # (B, L, H, d)
+    def _heads(self, attn: Any, name: str, projected: Tensor) -> Tensor:
+        heads: Tensor = projected.unflatten(-1, (-1, attn.head_dim))  # (B, L, H, d)
         norm = getattr(attn, f"{name}_norm", None)
         return (heads if norm is None else norm(heads)).transpose(1, 2)
 

@@ -292,6 +292,8 @@ def make_step(
         total = method.budget(step.options)
         if budget.kind != "keep" or budget.amount != total:
             raise UserError(f"{method.name}: the budget :{budget} and m={given['m']} contradict; give one of them")
+    if "attention" in given and step.where.part != "llm":
+        raise UserError(f"{method.name}: attention={given['attention']} is an option of decoder layers; use it with @llm.L")
     for name in MERGE_OPTIONS:
         if name in given and not step.merges:
             raise UserError(f"{method.name}: {name}={option_text(given[name])} is an option of merging; add rest=merge")
