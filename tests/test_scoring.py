@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from tests.support.rounding import assert_near
 from tokensieve import scoring
@@ -104,3 +105,12 @@ def test_autocast_does_not_round_scores(parts):
     with torch.autocast("cpu", torch.bfloat16):
         mixed = seen.cls_row(), seen.columns(index), cosine(q[:, 0], k[:, 0])
     assert all(torch.equal(a, b) for a, b in zip(exact, mixed, strict=True))
+
+
+def test_the_most_similar_token_is_found_in_blocks(monkeypatch):
+    x, y = torch.randn(2, 37, 8), torch.randn(2, 5, 8)
+    x[0, 3] = 0  # no direction: the first
+    slow = (normalize(x.double(), dim=-1) @ normalize(y.double(), dim=-1).transpose(1, 2)).argmax(-1)
+    assert torch.equal(scoring.most_similar(x, y), slow)
+    monkeypatch.setattr(scoring, "MAX_ENTRIES", 80)
+    assert torch.equal(scoring.most_similar(x, y), slow)

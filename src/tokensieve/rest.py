@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
-from tokensieve.scoring import cosine
+from tokensieve.scoring import cosine, most_similar
 
 RESTS = {
     "drop": "they are removed",
@@ -62,7 +62,7 @@ def _gated(view: View, chosen: Reduction, with_rest: Reduction, gate: Tensor) ->
 
 
 def _merge(view: View, chosen: Reduction) -> Reduction:
-    nearest = cosine(view.tokens, chosen.apply(view.tokens)).argmax(-1)  # (B, N)
+    nearest = most_similar(view.tokens, chosen.apply(view.tokens))  # (B, N)
     outputs = torch.arange(chosen.k, device=nearest.device).expand_as(chosen.index)
     groups = nearest.scatter(1, chosen.index, outputs)  # a kept token stays in its own group
     return Reduction.merge(groups, chosen.index, view.sizes_or_ones(), chosen.scores)

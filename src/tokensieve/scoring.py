@@ -19,6 +19,7 @@ from tokensieve.errors import UserError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MAX_ENTRIES = 1 << 22  # cosines of an image in memory at a time
 ROWS_AT_ONCE = 128  # rows of logits in memory at a time, if the kernel does not return the log-sum-exp
 
 
@@ -151,6 +152,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -
 def cosine(x: Tensor, y: Tensor) -> Tensor:
     """Cosines between two sets of tokens: (B, N, D), (B, K, D) -> (B, N, K)."""
     return F.normalize(x.float(), dim=-1) @ F.normalize(y.float(), dim=-1).transpose(1, 2)
+
+
+def most_similar(x: Tensor, y: Tensor) -> Tensor:
+    """For each token of x the token of y with the highest cosine: (B, N, D), (B, K, D) -> (B, N).
+
+    A large N x K matrix is made in blocks of rows, whose size does not depend on the batch.
+    """
+    rows = max(1, MAX_ENTRIES // y.shape[1])
+    return torch.cat([cosine(block, y).argmax(-1) for block in x.split(rows, dim=1)], dim=1)
 
 
 def minmax(scores: Tensor) -> Tensor:

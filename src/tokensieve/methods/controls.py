@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -39,6 +40,23 @@ def centres(grid: tuple[int, int] | None, cell: Tensor, keep: int) -> Tensor:
     return torch.cdist(middle, position).masked_fill(member.T == 0, torch.inf).argmin(-1)
 
 
+@functools.lru_cache(maxsize=512)
+def _cached_cells(grid: tuple[int, int] | None, n: int, keep: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):  # they are used in later passes too, with gradients or without
+        cell = cells(grid, n, keep)
+        return cell.to(device), centres(grid, cell, keep).to(device)
+
+
+def cells_and_centres(view: View, keep: int) -> tuple[Tensor, Tensor]:
+    """The cell of each patch (B, N), and the patch in the middle of each cell (B, K). They do not depend on the image."""
+    # A graph under construction holds no real tensors, which the cache must not keep.
+    is_plain = type(view.tokens) is Tensor and not torch.compiler.is_compiling()
+    find = _cached_cells if is_plain else _cached_cells.__wrapped__
+    cell, middle = find(view.grid, view.n, keep, view.tokens.device)
+    batch = view.tokens.shape[0]
+    return cell.expand(batch, -1), middle.expand(batch, -1)
+
+
 @method(summary="keeps every token: the unchanged model", selects=False)
 def none(view: View, keep: int) -> Reduction:
     """Everything, in order."""
@@ -55,14 +73,11 @@ def random(view: View, keep: int) -> Reduction:
 @method(summary="patches evenly spread over the image, the same ones for each image", control=True)
 def grid(view: View, keep: int) -> Reduction:
     """The middle patch of each of K compact cells."""
-    chosen = centres(view.grid, cells(view.grid, view.n, keep), keep).to(view.tokens.device)
-    return Reduction.keep(chosen.expand(view.tokens.shape[0], -1), view.n)
+    return Reduction.keep(cells_and_centres(view, keep)[1], view.n)
 
 
 @method(summary="neighbouring patches averaged: K compact cells", selects=False, norm=0.0, control=True)
 def pool(view: View, keep: int) -> Reduction:
     """The size-weighted mean of each of K compact cells."""
-    cell = cells(view.grid, view.n, keep)
-    middle = centres(view.grid, cell, keep).to(view.tokens.device)
-    batch = view.tokens.shape[0]
-    return Reduction.merge(cell.to(view.tokens.device).expand(batch, -1), middle.expand(batch, -1), view.sizes_or_ones())
+    cell, middle = cells_and_centres(view, keep)
+    return Reduction.merge(cell, middle, view.sizes_or_ones())
