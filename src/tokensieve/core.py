@@ -222,8 +222,8 @@ class Reduction:
 
     def _rows(self, prefix: int) -> Tensor:
         """Of a selection: for each output token, (B, P+K), its row in a batch of P+N tokens that is flattened."""
-        first = torch.arange(prefix, device=self.index.device).expand(len(self.index), -1)
-        starts = torch.arange(len(self.index), device=self.index.device)[:, None] * (prefix + self.n)
+        first = torch.arange(prefix, device=self.index.device).expand(self.index.shape[0], -1)
+        starts = torch.arange(self.index.shape[0], device=self.index.device)[:, None] * (prefix + self.n)
         return torch.cat([first, self.index + prefix], dim=1) + starts if prefix else self.index + starts
 
     def _average(self, values: Tensor, prefix: int) -> Tensor:

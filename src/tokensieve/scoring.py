@@ -122,7 +122,7 @@ class Attention:
 
 def flat_index(at: Tensor, length: int) -> Tensor:
     """Positions (B, K) in rows of this length, as positions in the flattened rows: copying whole rows is faster."""
-    return (at + torch.arange(len(at), device=at.device)[:, None] * length).flatten()
+    return (at + torch.arange(at.shape[0], device=at.device)[:, None] * length).flatten()
 
 
 def gather_rows(x: Tensor, at: Tensor) -> Tensor:
