@@ -77,6 +77,10 @@ class DecoderLayers:
         state.run = run
         try:
             out = stock(*args, **kwargs)
+        except Exception:
+            if run is not None and run.whole is not None and not run.is_in_layer:  # somebody else got the tokens that are left
+                self._check_order(run, run.next_layer + 1)
+            raise
         finally:
             state.run = outer
         if run is not None:
@@ -180,7 +184,9 @@ class DecoderLayers:
         elif run.whole is None:  # the layer before returned all tokens
             x = run.shorten(x)
         kwargs |= {"attention_mask": run.mask, "position_ids": None, "position_embeddings": run.tables}
+        run.is_in_layer = True
         out = self._run_stock(number, stock, x, args, kwargs, run)
+        run.is_in_layer = False
         if run.at is None or not (run.is_read_between_layers or number == run.last):
             return out
         whole = run.restore(out[0] if isinstance(out, tuple) else out)

@@ -49,6 +49,7 @@ class DecoderPass:
     images: VisionTokens | None = None  # None: nothing is cut in this pass, since it has no image
     bias: Tensor | None = None  # (B, L), log of sizes and of soft masks so far
     next_layer: int = 0  # the layer that is to run next, behind the first cut
+    is_in_layer: bool = False  # a layer behind a cut is running
     at: Tensor | None = None  # (B, K), positions of the tokens that the layers get; None: all
     whole: Tensor | None = None  # (B, L, D), states of all tokens at the last cut, while the layers get fewer
     mask: Tensor | None = None  # in the form that the layers of this stage expect
