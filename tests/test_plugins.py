@@ -83,7 +83,7 @@ def test_a_method_of_a_file_works_like_any_other(write, tiny_clip):
         (METHOD.replace("toy_norm", "anchor"), "a method named 'anchor' is registered already; choose another name"),
         (METHOD.replace("power: float = 1.0", "power: list = []"), "the option 'power' has the type"),
         (METHOD.replace("power: float = 1.0", "power: float"), "the option 'power' needs a default"),
-        (METHOD.replace("power: float", "rest: float"), "the option 'rest' is added to every selecting method"),
+        (METHOD.replace("power: float", "rest: float"), "the option 'rest' is added to methods by the engine"),
         (
             "from __future__ import annotations" + METHOD.replace("view: View", "view: Wiew"),
             "its type hints cannot be read: name 'Wiew' is not defined",

@@ -520,9 +520,10 @@ def test_broken_images_are_replaced_and_counted(root, tmp_path, capsys):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(root, tmp_path):
-    made = settings(root, tmp_path / "run", how={"BASE_LR": 1e30, "BACKBONE_LR": 1e30, "WARMUP_EPOCHS": 0})
+    made = ReidTraining.model_validate(settings(root, tmp_path / "run", how={"WARMUP_EPOCHS": 0}))
+    rates = made.SOLVER.model_copy(update={"BASE_LR": 1e30, "BACKBONE_LR": 1e30})  # a file may not have such
     with pytest.raises(UserError, match=r"step \d+: .*(finite|NaN).* checkpoint"):
-        training.run(ReidTraining.model_validate(made), quiet=True)
+        training.run(made.model_copy(update={"SOLVER": rates}), quiet=True)
 
 
 def test_shots_that_are_left_out_count_as_broken(root, tmp_path):
