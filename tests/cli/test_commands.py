@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.support import hf_models
+from tests.support.paths import ROOT
 from tokensieve import embedded
 from tokensieve.cli import main
 from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
@@ -117,9 +118,12 @@ def test_bench_of_a_model_type_that_has_its_own(capsys: pytest.CaptureFixture[st
     MODEL_TYPES.add(ModelType("toy", "a toy", check=f"{here}:check", load=f"{here}:load", bench=f"{here}:bench_toy"))
     try:
         assert main(["bench", "--model_type", "toy", "--model", "linear"]) == 0
+        assert capsys.readouterr().out == "linear is measured by its own type\n"
+        earlier = str(ROOT / "benchmarks" / "results" / "bench_hf.json")
+        assert main(["bench", "--model_type", "toy", "--model", "linear", "--against", earlier]) == 2
+        assert "the bench of --model_type toy tells none" in capsys.readouterr().err
     finally:
         MODEL_TYPES.remove("toy")
-    assert capsys.readouterr().out == "linear is measured by its own type\n"
 
 
 # ------------------------------------------------------------------------------------------------------ files that are written

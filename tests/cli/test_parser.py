@@ -151,13 +151,43 @@ def test_bench_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert main(["bench", *flags.split()]) == 0
     assert got["values"] == ("M", "P", ["a", "b"], [1, 4], 3, "cpu", "o.json", True)
-    assert got["image_size"] == 64
+    assert got["image_size"] == 64 and got["threads"] is None and got["crossing"] is False
+    assert main(["bench", "--threads", "2", "--break_even"]) == 0
+    assert got["values"][4] == 10 and got["threads"] == 2 and got["crossing"] is True
+
+
+def test_bench_suite_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokensieve.measuring import suite
+
+    got: list = []
+    monkeypatch.setattr(suite, "run", lambda *values: got.append(values))
+    assert main(["bench", "--suite"]) == 0
+    flags = "--quick --model M --batch_size 4 --repeats 3 --device cpu --threads 2 --quiet"
+    assert main(["bench", "--suite", *flags.split()]) == 0
+    assert got == [
+        (None, None, None, False, None, "results/bench_suite.json", False, None),
+        ("M", [4], 3, True, "cpu", "results/bench_suite.json", True, 2),
+    ]
 
 
 def test_bench_runs(tiny_clip: SimpleNamespace, tmp_path: Path) -> None:
     flags = ["--plan", "random:6", "--batch_size", "2", "--repeats", "2", "--output", str(tmp_path / "bench.json"), "--quiet"]
     assert main(["bench", "--model", tiny_clip.name, *flags]) == 0
     assert json.loads((tmp_path / "bench.json").read_text())["rows"][0]["plan"] == "random:6"
+
+
+def test_bench_against_an_earlier_one(tiny_clip: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    earlier = tmp_path / "earlier.json"
+    rows = [{"model": tiny_clip.name, "plan": plan, "batch_size": 2, "speedup": 1e6} for plan in ("random:6", "grid:6")]
+    earlier.write_text(json.dumps({"rows": rows}))
+    flags = ["--plan", "random:6", "--batch_size", "2", "--repeats", "2", "--quiet", "--against", str(earlier)]
+    assert main(["bench", "--model", tiny_clip.name, *flags]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("slower: tiny-clip, random:6, batch 2: 1000000.00x, now ")
+    assert said[1:] == [
+        "missing: tiny-clip, grid:6, batch 2",
+        f"against {earlier}: 1 slower, 0 faster, 0 rows the same, 1 rows missing, 0 new",
+    ]
 
 
 @pytest.mark.parametrize("searches", [False, True])

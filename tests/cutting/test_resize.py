@@ -192,7 +192,7 @@ def test_pictures_and_the_oracle_know_of_it() -> None:
     from PIL import Image
 
     from tokensieve.drawing.band import make_band
-    from tokensieve.measuring.vision import oracle
+    from tokensieve.measuring.oracle import oracle
 
     model = build("open_clip")
     with torch.no_grad(), tokensieve.apply(model, "resize(size=24) + cover@2:4") as handle:

@@ -4,13 +4,15 @@ import json
 import math
 
 import pytest
+import timm
 import torch
 
 import tokensieve
 from tests.support import hf_models
 from tokensieve import UserError
-from tokensieve.measuring import memory, vision
+from tokensieve.measuring import break_even, memory, vision
 from tokensieve.measuring.flops import gflops
+from tokensieve.measuring.oracle import oracle
 from tokensieve.methods.registry import get_method
 
 
@@ -20,7 +22,7 @@ def test_oracle_cuts_at_the_same_places_to_the_same_numbers(tiny_clip):
     for plan in ("anchor@2(k=2,m=4)", "anchor@1.attn:10(k=2,rest=fuse) + pool@3:4", "random@0:50%"):
         with torch.no_grad(), tokensieve.apply(model, plan) as handle:
             model.encode_image(images)
-        with torch.no_grad(), tokensieve.apply(model, vision.oracle(handle)) as ideal:
+        with torch.no_grad(), tokensieve.apply(model, oracle(handle)) as ideal:
             model.encode_image(images)
         assert ideal.ledger == handle.ledger
 
@@ -44,10 +46,44 @@ def test_bench_measures_and_writes(tiny_clip, tmp_path, capsys):
             assert math.isfinite(row[key]) and row[key] > 0
         assert row["gflops"] < row["gflops_full"] or row["notes"]
         assert row["changed"] is (row["plan"] != "anchor(k=20,m=20)")
-    assert json.loads(output.read_text())["rows"] == rows
+        for name in ("speedup", "speedup_oracle", "realized"):
+            assert 0 < row[f"{name}_low"] <= row[name] <= row[f"{name}_high"]
+        assert row["clock"] == "cpu" and all(row[f"wall_seconds{end}"] > 0 for end in ("", "_full", "_oracle"))
+    written = json.loads(output.read_text())
+    assert written["rows"] == rows and written["machine"]["threads"] == 1 and list(written["pays_from_batch"]) == plans
     table = capsys.readouterr().out
     assert "interleaved" in table and "anchor@1" in table and f"{rows[0]['realized']:.3f}" in table
+    assert "random@1:4 pays " in table and "(measured: 1, 3)" in table
     assert table.count("(changed") == 2 and table.count("note: ") == 1 and "everything is kept" in table
+
+
+def test_with_several_threads_wall_time_counts(tiny_clip):
+    before = torch.get_num_threads()
+    (row,) = vision.run(tiny_clip.name, "", ["random@1:4"], [1], repeats=1, device="cpu", quiet=True, threads=2)
+    assert row["clock"] == "wall" and row["seconds"] == row["wall_seconds"] and torch.get_num_threads() == before
+
+
+def test_the_break_even_point_of_a_tower_is_found_by_growing_images(monkeypatch, tmp_path, capsys):
+    seen = []
+
+    def measured(net, images, plans, repeats, quiet, weights):
+        n = (images.shape[-1] // 16) ** 2
+        with torch.no_grad(), tokensieve.apply(net, plans[0]) as handle:
+            net(images)
+        seen.append((len(images), n, handle.ledger[0].tokens_out))
+        return [
+            {"batch_size": len(images), "vision_tokens": n, "speedup": 1.5 if n * len(images) > 20 else 0.5, "seconds_full": 1}
+        ]
+
+    monkeypatch.setattr(break_even.encoding, "measure", measured)
+    monkeypatch.setattr(break_even, "TOWER_SIDES", (2, 4, 6))
+    net = timm.create_model("test_vit", num_classes=0).eval()  # 10 x 10 patches
+    build = lambda size: timm.create_model("test_vit", num_classes=0, img_size=size).eval()  # noqa: E731
+    point = break_even.tower_break_even(net, build, tokensieve.Plan.parse("random@1:30"), [1, 4])
+    assert point["plan"] == "random@1:30%" and point["vision_tokens"] == {"1": 36, "4": 16}
+    assert [kept for size, _, kept in seen if size == 1] == [2, 5, 11]
+    with pytest.raises(UserError, match="size of images"):
+        break_even.tower_break_even(net, build, tokensieve.Plan.parse("resize(scale=0.5) + random@1:5"), [1])
 
 
 def test_bench_measures_models_of_every_type(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.support import vlm_models
 from tokensieve import UserError, cli
 from tokensieve.measuring import break_even, generation, phases, rounds, vision
 from tokensieve.measuring.flops import gflops, gflops_within
+from tokensieve.measuring.shares import in_shares, token_share
 from tokensieve.methods.registry import get_method
 from tokensieve.models.registry import open_vlm
 from tokensieve.parts import files as part_files
@@ -41,12 +43,36 @@ def test_a_row_tells_every_phase_of_plan_and_full_model(row):
     for seconds in (row["seconds"], row["seconds_full"]):
         assert set(seconds) == set(phases.PHASES)
         assert all(value > 0 for phase, value in seconds.items() if phase != "selection")
-        assert seconds["tower"] + seconds["prefill"] <= seconds["first"]
+    assert set(row["seconds_oracle"]) == set(generation.REALIZED) and row["no_oracle_reason"] is None
     assert row["seconds"]["selection"] > 0 == row["seconds_full"]["selection"]
-    assert all(math.isfinite(ratio) and ratio > 0 for ratio in row["speedup"].values())
+    for name, ratios in (("speedup", generation.RATIOS), ("realized", generation.REALIZED)):
+        assert set(row[name]) == set(ratios)
+        for phase in ratios:
+            assert 0 < row[f"{name}_low"][phase] <= row[name][phase] <= row[f"{name}_high"][phase] < math.inf
+    assert row["clock"] == "cpu" and all(row[f"wall_seconds{end}"] > 0 for end in ("", "_full", "_oracle"))
+    assert 0 < row["peak_mib"] < row["peak_mib_full"]
     assert row["cache_full"]["tokens"] == [42] * 6 and row["cache"]["tokens"] == [24, 24, 15, 15, 11, 11]
     assert row["cache"]["mib"] == pytest.approx(2 * 2 * 2 * 8 * 4 * 100 / 2**20)  # k and v, prompts, heads, d, bytes, tokens
     json.dumps(row, allow_nan=False)
+
+
+def test_phases_of_one_run_are_parts_of_it(model):
+    with phases.Meter(open_vlm(model), None, time.perf_counter) as meter:
+        phases.generate_answer(model, generation.prompts(model, 1, 4), 3)()
+    assert 0 < meter.tower + meter.prefill < meter.first and len(meter.decode) == 2
+    with phases.Meter(open_vlm(model), rounds.detached_handle(model, PLAN), time.perf_counter, observes=False) as meter:
+        phases.generate_answer(model, generation.prompts(model, 1, 4), 3)()
+    assert meter.selection == 0 < meter.tower + meter.prefill < meter.first and len(meter.decode) == 2
+
+
+@pytest.mark.parametrize("what", [(), ("phases",), ("oracle", "memory"), ("gflops",)])
+def test_only_what_is_asked_for_is_measured(model, what):
+    row = generation.measure(model, generation.prompts(model, 1, 4), PLAN, 1, 2, what=what)
+    timed = set(phases.PHASES) if "phases" in what else set(generation.REALIZED)
+    assert set(row["seconds"]) == timed and set(row["speedup"]) == timed & set(generation.RATIOS)
+    assert ("gflops" in row) == ("gflops" in what) and (row["peak_mib"] is None) == ("memory" not in what)
+    assert (row["realized"]["first"] is None) == (row["no_oracle_reason"] == "it was not measured") == ("oracle" not in what)
+    assert row["cache"]["tokens"] == [22, 22, 13, 13, 9, 9]
 
 
 def test_flops_are_those_of_the_shapes(row):
@@ -180,16 +206,17 @@ def test_an_error_under_measurement_leaves_nothing_behind(model, monkeypatch):
 def test_the_break_even_point_is_found_by_growing_images(model, monkeypatch):
     seen = []
 
-    def measured(twin, inputs, plan, repeats, new_tokens, **given):
+    def measured(twin, inputs, handles, repeats, new_tokens, **given):
         size, n = len(inputs["input_ids"]), int((inputs["input_ids"] == vlm_models.IMAGE).sum(1)[0])
-        with torch.no_grad(), rounds.detached_handle(twin, plan, None) as handle:
+        (handle,) = handles
+        with torch.no_grad(), handle:
             twin(**inputs)
         seen.append((size, n, handle.ledger[-1].tokens_out))
         ratio = {1: {4: 1.1, 16: 0.9, 36: 1.2, 64: 1.3}, 2: dict.fromkeys((4, 16, 36, 64), 0.8)}[size][n]
         about = {"batch_size": size, "vision_tokens": n, "prompt_tokens": inputs["input_ids"].shape[1]}
-        return about | {"speedup": {"first": ratio}, "seconds_full": {"first": 1.0}}
+        return [about | {"speedup": {"first": ratio}, "seconds_full": {"first": 1.0}}]
 
-    monkeypatch.setattr(break_even, "measure", measured)
+    monkeypatch.setattr(break_even, "measure_all", measured)
     point = break_even.break_even(model, PLAN, (1, 2), (2, 4, 6, 8), text_tokens=4)
     assert point["vision_tokens"] == {"1": 36, "2": None} and "random" in point["weights"]
     assert [n for size, n, _ in seen if size == 1] == [4, 16, 36, 64]
@@ -214,14 +241,15 @@ def test_a_plan_in_shares_keeps_on_its_own_model_what_it_kept(model, plan, share
             model(**generation.prompts(model, 1, 4))
         return [row for row in handle.ledger if row.tokens_in > row.tokens_out]
 
-    made = generation.in_shares(open_vlm(model), rounds.detached_handle(model, plan, None))
+    vlm = open_vlm(model)
+    made = in_shares(rounds.detached_handle(model, plan, None), vlm.tower, vlm.decoder.depth, generation.image_tokens(vlm))
     assert str(made) == shares and left(shares) == left(plan)
 
 
 def test_a_share_of_tokens_keeps_their_count_whatever_they_are_of():
     for n in (7, 196, 576, 12_345):
         for keep in (1, 2, n // 3, n - 1):
-            share = generation.token_share(keep, n)
+            share = token_share(keep, n)
             assert share.count(n) == keep == Budget.parse(str(share)).count(n)
 
 
@@ -247,12 +275,13 @@ def test_the_command_measures_prints_and_writes(model, tmp_path, capsys, monkeyp
     assert [row["batch_size"] for row in written["rows"]] == [1, 2] and written["versions"]["tokensieve"]
     assert len(written["break_even"][0]["rows"]) == 4
     assert "random@out:50%" in told and "Break-even" in told and "random weights" in told
+    assert written["pays_from_batch"].keys() == {"random@out:50%"} and "random@out:50% pays " in told
     lines = told.splitlines()
     (full,) = (line.split() for line in lines if line.split()[:2] == ["1", "full"])
     (ratio, _) = (line.split() for line in lines if line.split()[:1] == ["ratio"])
     costs = written["rows"][0]["gflops_full"]
-    assert full[-3:-1] == [f"{costs['llm']:.3f}", f"{costs['all']:.3f}"]
-    faster = [written["rows"][0]["speedup"][name] for name in generation.RATIOS]
+    assert full[-4:-2] == [f"{costs['llm']:.3f}", f"{costs['all']:.3f}"]
+    faster = [written["rows"][0]["speedup"][name] for name in generation.RATIOS if name != "prompt"]
     assert ratio[1:7] == [f"{value:.2f}x" for value in faster]
     assert cli.main([*line, "--image_size", "32"]) == 2
     assert "--image_size" in capsys.readouterr().err

@@ -6,10 +6,14 @@ import argparse
 import os
 
 from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.errors import UserError
 from tokensieve.evaluation.flags import WEIGHTS, model_type_flag
 from tokensieve.flags import integer_in
 from tokensieve.models.loading.registry import MODEL_TYPES
 from tokensieve.registry import resolve
+
+REPEATS = 10
+SUITE = "tokensieve.measuring.suite:bench"
 
 
 def add_bench_flags(parser: argparse.ArgumentParser) -> None:
@@ -25,17 +29,38 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
         "--plan", nargs="+", metavar="PLAN", help="plans to measure (default: anchor(k=10,m=50); with vlm anchor@out:50%%)"
     )
     parser.add_argument("--batch_size", nargs="+", type=integer_in(1), metavar="N", help="default: 16; with vlm 1 and 16")
-    parser.add_argument("--repeats", type=integer_in(1), default=10, help="rounds of the interleaved run (default: 10)")
+    parser.add_argument(
+        "--repeats",
+        type=integer_in(1),
+        metavar="N",
+        help="rounds of the interleaved run (default: 10; in the suite 7, 4, 2)",
+    )
+    parser.add_argument(
+        "--threads", type=integer_in(1), metavar="N", help="of torch (default: on the CPU 1, which CPU time needs; else all)"
+    )
+    parser.add_argument(
+        "--break_even",
+        action="store_true",
+        help="also find from how many vision tokens on a plan is faster, on models of this shape with random weights, one at a "
+        "time, each beside the model itself: twice its memory",
+    )
     WEIGHTS.add_to(parser)
     parser.add_argument("--image_size", type=integer_in(1), metavar="PIXELS", help="default: the model's own")
     vlm = parser.add_argument_group("vision-language models (--model_type vlm)")
     vlm.add_argument("--new_tokens", type=integer_in(1), default=16, metavar="N", help="tokens to generate (default: 16)")
     vlm.add_argument("--text_tokens", type=integer_in(2), default=16, metavar="N", help="words of the prompt (default: 16)")
-    vlm.add_argument(
-        "--break_even",
+    suite = parser.add_argument_group("all kinds of plans on all families")
+    suite.add_argument(
+        "--suite",
         action="store_true",
-        help="also find from how many vision tokens on a plan is faster, on models of this shape with random weights, one at a "
-        "time, each beside the model itself: twice its memory",
+        help="measure plans of every kind on models of every family at batch sizes 1, 4 and 16, about 15 minutes of one core; "
+        "--model and --batch_size choose a part of it (--output: results/bench_suite.json)",
+    )
+    suite.add_argument("--quick", action="store_true", help="with --suite: tiny models and one round, to try it")
+    parser.add_argument(
+        "--against",
+        metavar="FILE",
+        help="tell what became slower or faster since an earlier bench with these flags, from its JSON",
     )
     parser.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
     parser.add_argument("--output", metavar="FILE", help="also write the rows as JSON")
@@ -43,8 +68,19 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bench(args: argparse.Namespace) -> None:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # before torch is imported: keeps its profiler from logging
-    resolve(MODEL_TYPES.get_or_fail(args.model_type).bench)(args)
+    for variable, level in (("KINETO_LOG_LEVEL", "9"), ("TORCH_CPP_LOG_LEVEL", "ERROR")):
+        os.environ.setdefault(variable, level)  # before torch is imported: keeps its profiler from logging
+    if args.quick and not args.suite:
+        raise UserError("--quick is a short form of --suite; for fewer rounds use --repeats")
+    from tokensieve.measuring import against
+
+    before = None if args.against is None else against.read(args.against)
+    args.repeats = args.repeats if args.suite else args.repeats or REPEATS
+    rows = resolve(SUITE if args.suite else MODEL_TYPES.get_or_fail(args.model_type).bench)(args)
+    if before is not None:
+        if rows is None:
+            raise UserError(f"--against needs rows to compare, but the bench of --model_type {args.model_type} tells none")
+        against.print_comparison(args.against, against.compare(before, rows))
 
 
 COMMANDS.add(
@@ -52,7 +88,7 @@ COMMANDS.add(
         "bench",
         "measure speed against the unreduced model and the oracle",
         "Measure plans in one interleaved run: time, memory and GFLOPs against the unreduced model, and against the "
-        "oracle (the same number of tokens, chosen at no cost).",
+        "oracle (the same number of tokens, chosen at no cost). On the CPU, times are CPU time of one thread.",
         add_bench_flags,
         run_bench,
         order=40,

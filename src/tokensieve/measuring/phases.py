@@ -1,11 +1,11 @@
-"""The phases of one generate(): tower, selection, prefill, decoding. Seconds and FLOPs of each, and the size of the cache."""
+"""The phases of one generate(): tower, selection, prefill, decoding. Seconds and FLOPs of each, the cache, and peak memory."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -13,53 +13,63 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.cutting.handle import Handle
-from tokensieve.device import synchronize, timed
 from tokensieve.errors import UserError
+from tokensieve.measuring.clock import read_clock, watch
+from tokensieve.measuring.memory import peak_memory
+from tokensieve.measuring.oracle import StockOracle
 from tokensieve.models.patching import Patch
 from tokensieve.models.registry import open_vlm
 from tokensieve.models.tower import Undo
 from tokensieve.models.vlm import Vlm
 
-PHASES = ("tower", "selection", "prefill", "prefill_with_selection", "decode", "other", "first", "total")
+PHASES = ("tower", "selection", "prefill", "prefill_with_selection", "prompt", "decode", "other", "first", "total")
 Inputs = Mapping[str, Tensor]
+Arm = Handle | StockOracle | None  # what is attached to the model; None: nothing, it is the full one
 
 
 @dataclass
 class Meter:
     """Adds up what a clock counts in each phase of one generate(), inside its `with` block.
 
-    Hooks on the tower and the decoder separate the phases; the handle reports the work that the plan adds (`Handle.observer`).
+    Hooks on the model, its tower and its decoder separate the phases; the handle reports the work that the plan adds
+    (`Handle.observer`). That takes some time in every layer, so it is left out if `observes` is False; the work in the tower
+    then counts as tower, and the rest as prefill.
     """
 
     vlm: Vlm
-    handle: Handle | None
+    arm: Arm
     clock: Callable[[], float]
+    observes: bool = True
     tower: float = 0.0
     selection: float = 0.0  # work of the plan before the first new token
     prefill: float = 0.0
     llm: float = 0.0  # prefill and the selection inside the language model
-    decode: list[float] = field(default_factory=list)  # of each step
-    first: float = 0.0
+    first: float = 0.0  # until the logits of the first new token are there
+    decode: list[float] = field(default_factory=list)  # the model's forward in each step after it
     _undo: list[Undo] = field(default_factory=list)
     _began: float = 0.0
-    _is_prefill: bool = True  # the prompt has not been read yet
+    _is_prefill: bool = True  # the language model has not read the prompt yet
+    _is_first: bool = True  # the first logits are not there yet
     _works: list[bool] = field(default_factory=list)  # the work under way, innermost last; True: of the plan
     _since: float = 0.0  # the clock at the last change
 
     def __enter__(self) -> Meter:
-        if self.handle is not None:
-            self._undo.append(self.handle.attach().remove)
-            self.handle.observer = self
+        if self.arm is not None:
+            self.arm.__enter__()
+            self._undo.append(partial(self.arm.__exit__, None, None, None))
+        if isinstance(self.arm, Handle) and self.observes:
+            self.arm.observer = self
         for name in ("vision_tower", "visual", "multi_modal_projector"):
             if isinstance(module := getattr(self.vlm.inner, name, None), nn.Module):
                 self._watch(module, self._end_tower)
         self._watch(self.vlm.decoder.module, self._end_decoder)
+        self._watch(self.vlm.model, self._end_model)
         self._began = self.clock()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.handle is not None:
-            self.handle.observer = None
+        if isinstance(self.arm, Handle):
+            self.arm.observer = None
         while self._undo:
             self._undo.pop()()
 
@@ -110,12 +120,14 @@ class Meter:
         self.tower += took - selection
 
     def _end_decoder(self, took: float, selection: float) -> None:
-        if not self._is_prefill:
+        if self._is_prefill:
+            self.llm, self.prefill, self._is_prefill = took, took - selection, False
+
+    def _end_model(self, took: float, selection: float) -> None:
+        if self._is_first:
+            self.first, self._is_first = self.clock() - self._began, False
+        else:
             self.decode.append(took)
-            return
-        self.llm, self.prefill = took, took - selection
-        self.first = self.clock() - self._began
-        self._is_prefill = False
 
 
 def open_model(model: nn.Module) -> Vlm:
@@ -126,9 +138,9 @@ def open_model(model: nn.Module) -> Vlm:
     return vlm
 
 
-def plan_on(handle: Handle | None) -> AbstractContextManager[Any]:
-    """Attaches the handle inside the `with` block; does nothing without a handle."""
-    return nullcontext() if handle is None else handle
+def attached(arm: Arm) -> AbstractContextManager[Any]:
+    """Attaches a plan or its oracle inside the `with` block; does nothing for the full model."""
+    return nullcontext() if arm is None else arm
 
 
 def generate_answer(model: Any, inputs: Inputs, new_tokens: int) -> Callable[[], Any]:
@@ -142,24 +154,25 @@ def generate_answer(model: Any, inputs: Inputs, new_tokens: int) -> Callable[[],
     return call
 
 
+def time_answer(vlm: Vlm, arm: Arm, answer: Callable[[], Any], device: torch.device) -> dict[str, float]:
+    """Seconds of one answer: of reading the prompt, of a decode step, and in total, also by the wall clock."""
+    with Meter(vlm, arm, partial(read_clock, device), observes=False) as meter:
+        took = watch(answer, device)
+    decode = sum(meter.decode) / max(1, len(meter.decode))
+    prompt = meter.first - meter.tower
+    return {"prompt": prompt, "decode": decode, "first": meter.first, "total": took.counted(device), "wall": took.wall}
+
+
 def split_phases(vlm: Vlm, handle: Handle | None, answer: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Seconds of each phase of one answer."""
-
-    def clock() -> float:
-        synchronize(device)
-        return time.perf_counter()
-
-    with Meter(vlm, handle, clock) as meter:
-        took = timed(answer, device)[1]
-    decode = sum(meter.decode)
+    """Seconds of one answer: of the tower, of what the plan adds, of the language model, and of the rest."""
+    with Meter(vlm, handle, partial(read_clock, device)) as meter:
+        took = watch(answer, device).counted(device)
     return {
         "tower": meter.tower,
         "selection": meter.selection,
         "prefill": meter.prefill,
         "prefill_with_selection": meter.prefill + meter.selection,
-        "decode": decode / max(1, len(meter.decode)),
-        "other": took - meter.tower - meter.selection - meter.prefill - decode,
-        "first": meter.first,
+        "other": took - meter.tower - meter.selection - meter.prefill - sum(meter.decode),
     }
 
 
@@ -175,12 +188,21 @@ def count_work(vlm: Vlm, handle: Handle | None, model: nn.Module, inputs: Inputs
     }
 
 
-def cache_sizes(vlm: Vlm, handle: Handle | None, model: Any, inputs: Inputs) -> dict[str, Any]:
-    """Tokens of a prompt in the cache of each layer after the prefill, and MiB of all layers and prompts."""
-    with torch.no_grad(), plan_on(handle):
-        cache = model(**inputs, use_cache=True, logits_to_keep=1).past_key_values
-    layers = [cache.layers[number] for number in range(vlm.decoder.depth)]
-    return {
-        "tokens": [layer.keys.shape[-2] for layer in layers],
-        "mib": sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) / 2**20,
-    }
+def read_prompt(
+    vlm: Vlm, arm: Arm, model: Any, inputs: Inputs, with_memory: bool = True
+) -> tuple[dict[str, Any], float | None]:
+    """The cache after the prompt was read, and the peak memory of reading it in MiB (without weights and input).
+
+    Of the cache: tokens of a prompt in each layer, and MiB of all layers and prompts.
+    """
+    caches = []
+
+    @torch.no_grad()
+    def call() -> None:
+        caches.append(model(**inputs, use_cache=True, logits_to_keep=1).past_key_values)
+
+    with attached(arm):
+        peak = peak_memory(call, inputs["input_ids"].device) if with_memory else call()
+    layers = [caches[0].layers[number] for number in range(vlm.decoder.depth)]
+    tokens = [layer.keys.shape[-2] for layer in layers]
+    return {"tokens": tokens, "mib": sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) / 2**20}, peak

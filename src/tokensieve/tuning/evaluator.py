@@ -13,8 +13,8 @@ from tokensieve.cutting.handle import Handle
 from tokensieve.data.source import Inputs
 from tokensieve.device import to_device
 from tokensieve.measuring.flops import gflops
-from tokensieve.measuring.rounds import detached_handle, interleaved_seconds, median_ratio
-from tokensieve.measuring.vision import oracle
+from tokensieve.measuring.oracle import oracle
+from tokensieve.measuring.rounds import Ratio, Variant, detached_handle, interleaved
 from tokensieve.plan import Plan
 from tokensieve.tuning.subject import Subject
 
@@ -86,16 +86,17 @@ class Evaluator:
         for handle in handles:
             self._run(handle, inputs, 0, n)
         oracles = [self.handle(oracle(handle)) for handle in handles] if with_oracle else []
-        calls = [self._call(handle, inputs, n) for handle in (None, *handles, *oracles)]
-        for call in calls:  # warm-up
-            call()
-        full, *seconds = interleaved_seconds(calls, self.device, range(rounds))
+        variants = [Variant(self._call(handle, inputs, n)) for handle in (None, *handles, *oracles)]
+        for variant in variants:  # warm-up
+            variant.run()
+        times = interleaved(variants, self.device, range(rounds))
+        full, *seconds = ([each.counted(self.device) for each in series] for series in times)
         rows = []
         for number in range(len(plans)):
-            row = {"seconds": _median(seconds[number]), "speedup": median_ratio(full, seconds[number])}
+            row = {"seconds": _median(seconds[number]), "speedup": Ratio.of(full, seconds[number]).median}
             row["seconds_full"] = _median(full)
             if with_oracle:
-                row["speedup_oracle"] = median_ratio(full, seconds[len(plans) + number])
+                row["speedup_oracle"] = Ratio.of(full, seconds[len(plans) + number]).median
             rows.append(row)
         return rows
 

@@ -17,7 +17,7 @@ class ModelType:
     check: str  # (model, pretrained) -> None; a UserError if there is no such model or no such weights; loads nothing
     load: str  # (model, *, pretrained, cache_dir, device, dtype) -> Loaded; a UserError where check gives one
     architecture: str | None = None  # (model, pretrained, image_size, cache_dir) -> the bare model, for bench
-    bench: str = "tokensieve.measuring.vision:bench"  # (arguments of `bench`) -> None: measures plans on its models
+    bench: str = "tokensieve.measuring.vision:bench"  # (arguments of `bench`) -> rows (None: it tells none): measures plans
     bench_model: str = ""  # measured where --model is not given
     tune: str = "tokensieve.tuning.features:ImageFeatures"  # a Subject: how `tune` compares a plan with the full model
     takes_questions: bool = False  # its models answer questions about images: `tune --questions`

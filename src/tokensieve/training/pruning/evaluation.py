@@ -133,7 +133,7 @@ class Evaluator:
         """Median seconds of a batch of questions, answers of a few tokens included, with and without the plan in one run."""
         inputs = self._sample(self.config.trainer_settings.dl_settings.eval_batch_size).inputs
         with self._evaluation_mode():
-            row = generation.measure(self.model, inputs, self.handle, repeats=5, new_tokens=2)
+            row = generation.measure(self.model, inputs, self.handle, repeats=5, new_tokens=2, what=("phases",))
         before_answer = ("selection", "prefill")
         return {
             "seconds": row["seconds"]["total"],

@@ -1,0 +1,88 @@
+"""Measuring a model that encodes images with and without plans: full model, plans and their oracles in interleaved rounds.
+
+The share of the oracle's speed-up that a plan reaches is its realized fraction; the rest is the cost of choosing.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokensieve.measuring.clock import counts_cpu_time
+from tokensieve.measuring.flops import gflops
+from tokensieve.measuring.memory import peak_memory
+from tokensieve.measuring.oracle import oracle
+from tokensieve.measuring.rounds import Ratio, Variant, detached_handle, interleaved
+from tokensieve.models.features import encode_image
+from tokensieve.models.registry import open_tower
+from tokensieve.parts.protocol import Weights
+from tokensieve.plan import Plan
+
+
+def noise_images(net: nn.Module, batch_size: int) -> Tensor:
+    """Random images of the size that a model takes, on its device: (B, 3, h, w)."""
+    shape = (batch_size, 3, *open_tower(net).image_size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(next(net.parameters()).device)
+
+
+def measure(
+    net: nn.Module, images: Tensor, plans: list[Plan], repeats: int, quiet: bool = True, weights: Weights = None
+) -> list[dict[str, Any]]:
+    """One row for each plan, for this batch of images (B, 3, h, w)."""
+    from tqdm import trange
+
+    device, tower = images.device, open_tower(net)
+
+    @torch.no_grad()
+    def encode() -> Tensor:
+        return encode_image(net, images)
+
+    handles = [detached_handle(net, plan, weights) for plan in plans]
+    cost_full = gflops(lambda: encode_image(net, images[:1]))  # and warm-up
+    variants = [Variant(encode), *(Variant(encode, handle) for handle in handles)]
+    peaks = [peak_memory(encode, device)]
+    for handle in handles:  # they hold nothing of earlier batches
+        with handle:
+            peaks.append(peak_memory(encode, device))
+    oracles = [Variant(encode, detached_handle(net, oracle(handle))) for handle in handles]
+    for ideal in oracles:  # warm-up; that of the others was measured
+        ideal.run()
+    rounds = trange(repeats, desc=f"batch {len(images)}", unit="round", disable=quiet, leave=False)
+    times = interleaved([*variants, *oracles], device, rounds)
+    full, *others = ([each.counted(device) for each in series] for series in times)
+    walls = [statistics.median(each.wall for each in series) for series in times]
+    rows = []
+    for i, plan in enumerate(plans):
+        reduced, ideal_times = others[i], others[len(plans) + i]
+        layers, changed = [vars(row) for row in handles[i].ledger], handles[i].has_cut
+        with handles[i]:
+            cost = gflops(lambda: encode_image(net, images[:1]))
+        rows.append(
+            {
+                "plan": str(plan),
+                "batch_size": len(images),
+                "vision_tokens": tower.grid[0] * tower.grid[1],
+                "layers": layers,
+                "changed": changed,
+                "clock": "cpu" if counts_cpu_time(device) else "wall",
+                "seconds_full": statistics.median(full),
+                "seconds": statistics.median(reduced),
+                "seconds_oracle": statistics.median(ideal_times),
+                "wall_seconds_full": walls[0],
+                "wall_seconds": walls[1 + i],
+                "wall_seconds_oracle": walls[1 + len(plans) + i],
+                **Ratio.of(full, reduced).entries("speedup"),
+                **Ratio.of(full, ideal_times).entries("speedup_oracle"),
+                **Ratio.of(ideal_times, reduced).entries("realized"),
+                "gflops_full": cost_full,
+                "gflops": cost,
+                "peak_mib_full": peaks[0],
+                "peak_mib": peaks[1 + i],
+                "repeats": repeats,
+                "notes": handles[i].notes,
+            }
+        )
+    return rows

@@ -1,0 +1,138 @@
+"""The oracle of a plan: the same model on the same numbers of tokens at the same places, chosen at no cost.
+
+It has all fixed costs of the stock model, so what separates a plan from it is the work of the plan: scores, merges, gathers,
+masks. In a vision tower, the oracle is a plan that keeps the first tokens. Behind the tower, a vision-language model is the
+stock one: prompts have as many placeholders as tokens arrive at the decoder, and a layer of the decoder with a cut before it
+gets the end of the sequence, a view that is not even copied. Its cache then has the lengths of the plan's, and decode steps are
+stock steps with that cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from fractions import Fraction
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokensieve.core import Reduction, View
+from tokensieve.cutting.handle import Handle
+from tokensieve.cutting.passes import IMAGE, Row
+from tokensieve.measuring.decoder_tokens import DECODER
+from tokensieve.measuring.rounds import detached_handle
+from tokensieve.methods.registry import describe
+from tokensieve.models.patching import replace as replace_method
+from tokensieve.models.vlm import Vlm
+from tokensieve.plan import Budget, Plan, Step, Where
+
+OUT = "out"
+
+
+def first(view: View, keep: int) -> Reduction:
+    """The first tokens: a choice that costs nothing."""
+    index = torch.arange(keep, device=view.tokens.device).expand(view.tokens.shape[0], -1)
+    return Reduction(index=index, n=view.n)
+
+
+def oracle(handle: Handle) -> Plan:
+    """The plan that cuts where the handle's last batch was cut, to the same numbers of tokens, at no cost."""
+    return _first_tokens(handle, handle.ledger)
+
+
+def _first_tokens(handle: Handle, ledger: Sequence[Row]) -> Plan:
+    method = describe(first)
+    image_steps = [step for step in handle.plan.steps if step.method.on_image]  # a smaller image is no choice of tokens
+    cuts = [row for row in ledger if row.tokens_out < row.tokens_in and row.layer != IMAGE]
+    steps = (Step(method, Where.parse(row.layer), Budget("keep", Fraction(row.tokens_out))) for row in cuts)
+    return Plan((*image_steps, *steps))
+
+
+class StockOracle:
+    """A stock vision-language model that reads one prompt, and continues it, with the numbers of tokens of a plan.
+
+    Inside its `with` block the model runs so once, on `inputs`. handle: with the ledger of the plan's pass over the prompts;
+    lengths: the tokens in the cache of each layer after it.
+    """
+
+    def __init__(self, vlm: Vlm, handle: Handle, inputs: Mapping[str, Tensor], lengths: Sequence[int]) -> None:
+        self.vlm, self.lengths, self.inputs = vlm, list(lengths), inputs
+        self.tower: Handle | None = None
+        before = [row for row in handle.ledger if not row.layer.startswith(DECODER)]
+        if before:
+            assert vlm.tower is not None
+            end = str(len(vlm.tower.blocks))  # the last block whose output is used
+            cuts = [replace(row, layer=end) if row.layer == OUT else row for row in before]
+            self.tower = detached_handle(vlm.inner.vision_tower, _first_tokens(handle, cuts))
+            self.inputs = self._shorten(inputs, before[0].tokens_in, before[-1].tokens_out)
+        self._stack = ExitStack()
+
+    @staticmethod
+    def refusal(vlm: Vlm, handle: Handle, inputs: Mapping[str, Tensor]) -> str | None:
+        """Why there is no oracle for a plan; None: there is one."""
+        mask = inputs.get("attention_mask")
+        counts = (inputs["input_ids"] == vlm.inner.config.image_token_id).sum(1)  # (B,)
+        if vlm.decoder.implementation != "sdpa":
+            return f"the masks of {vlm.decoder.implementation} attention have the length of the prompt"
+        if mask is not None and not bool(mask.all()):
+            return "the prompts have padding"
+        if bool((counts != counts[0]).any()):
+            return "the prompts have different numbers of vision tokens"
+        if vlm.images is not None and handle.plan.image_step is not None:
+            return f"{vlm.family} gets smaller images"
+        return None
+
+    def _shorten(self, inputs: Mapping[str, Tensor], n: int, kept: int) -> dict[str, Tensor]:
+        """Prompts with `kept` placeholders for each image, instead of n."""
+        ids = inputs["input_ids"]
+        placeholders = ids == self.vlm.inner.config.image_token_id  # (B, L)
+        stays = ~placeholders | ((placeholders.cumsum(1) - 1) % n < kept)
+        return {name: value[stays].view(len(ids), -1) if value.shape == ids.shape else value for name, value in inputs.items()}
+
+    def __enter__(self) -> StockOracle:
+        if self.tower is not None:
+            self._stack.enter_context(self.tower)
+        whole = self.inputs["input_ids"].shape[1]
+        decoder = self.vlm.decoder
+        for layer, length in zip(decoder.layers, self.lengths, strict=True):
+            if length < whole:
+                self._hook(layer, _shortener(length))
+        if hasattr(decoder.module, "_deepstack_process"):
+            self._stack.callback(
+                replace_method(decoder.module, "_deepstack_process", lambda add, *args: add(*_at_the_end(*args)))
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+    def _hook(self, module: nn.Module, change: Callable[..., Any]) -> None:
+        """Changes the arguments of the next call of a module. Later calls, those of decode steps, are untouched."""
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            handle.remove()
+            return change(args, kwargs)
+
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+        self._stack.callback(handle.remove)
+
+
+def _shortener(length: int) -> Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Arguments of a decoder layer for the last tokens of what it got."""
+
+    def change(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tables = tuple(table[:, table.shape[1] - length :] for table in kwargs["position_embeddings"])
+        return (args[0][:, args[0].shape[1] - length :], *args[1:]), kwargs | {"position_embeddings": tables}
+
+    return change
+
+
+def _at_the_end(states: Tensor, mask: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Arguments of Qwen3-VL's addition of deep features, for the last tokens alone. states: (B, K, D), mask: (B, L)."""
+    if states.shape[1] == mask.shape[1]:
+        return states, mask, features
+    mask = mask[:, mask.shape[1] - states.shape[1] :]
+    return states, mask, features[: int(mask.sum())]
