@@ -10,7 +10,10 @@ from tokensieve.cli import main as run_command
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; the exit code."""
-    return run_command(["train", *(sys.argv[1:] if argv is None else argv)])
+    if argv is not None:
+        return run_command(["train", *argv])
+    sys.argv.insert(1, "train")
+    return run_command()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import pytest
 
 import tokensieve
 from tokensieve import cli
-from tokensieve.cli import main, parse
+from tokensieve.cli import main
+from tokensieve.cli.parser import parse
 from tokensieve.cli.registry import all_commands
 from tokensieve.config.search import Manager
 from tokensieve.errors import UserError
@@ -31,7 +32,7 @@ HEAVY = ("torch", "open_clip", "transformers", "timm", "clip_benchmark", "matplo
 @pytest.mark.parametrize("argv", [["--help"], ["eval", "--help"], ["show", "--help"], ["methods", "--nothing"]])
 def test_parsing_and_help_import_nothing_heavy(argv: list[str]) -> None:
     code = (
-        "import sys\nfrom tokensieve.cli import parse\nfrom tokensieve.errors import UserError\n"
+        "import sys\nfrom tokensieve.cli.parser import parse\nfrom tokensieve.errors import UserError\n"
         f"try:\n    parse({argv})\nexcept (SystemExit, UserError):\n    pass\n"
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )

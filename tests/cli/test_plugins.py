@@ -17,7 +17,8 @@ import pytest
 from tests.support import toy_plugin
 from tests.support.paths import ROOT
 from tests.support.processes import alone
-from tokensieve.cli import main, parse
+from tokensieve.cli import main
+from tokensieve.cli.parser import parse
 from tokensieve.errors import UserError
 
 Run = Callable[..., SimpleNamespace]

@@ -14,7 +14,8 @@ import torch
 from tests.support import toy_plugin
 from tests.support.evaluation import Run, only
 from tokensieve import embedded
-from tokensieve.cli import main, parse
+from tokensieve.cli import main
+from tokensieve.cli.parser import parse
 from tokensieve.errors import UserError
 from tokensieve.evaluation import arguments, results
 from tokensieve.models.loading import hub
@@ -224,7 +225,7 @@ def test_the_other_flags_of_clip_benchmark(run: Run, flags: list) -> None:
 def test_every_flag_of_clip_benchmark_is_ours_with_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
     from clip_benchmark import cli as theirs
 
-    from tokensieve.cli import parse
+    from tokensieve.cli.parser import parse
 
     monkeypatch.setattr(sys, "argv", ["clip_benchmark", "eval"])
     expected = vars(theirs.get_parser_args()[1])

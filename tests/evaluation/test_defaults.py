@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tokensieve import embedded
-from tokensieve.cli import parse
+from tokensieve.cli.parser import parse
 from tokensieve.data.registry import dataset_names
 from tokensieve.errors import UserError
 from tokensieve.evaluation import run

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tokensieve import Reduction, View, method, report
-from tokensieve.cli import parse
+from tokensieve.cli.parser import parse
 from tokensieve.errors import UserError
 from tokensieve.methods import REGISTRY
 from tokensieve.report import fields, sections

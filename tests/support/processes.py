@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -50,10 +51,11 @@ class Started:
     folder: Path
     variables: dict[str, str]
     log: Path  # what it says on stderr; stdout is beside it
+    prepare: Callable[[], object] | None = None  # called in the process, before the words are run
     process: BaseProcess = field(init=False)
 
     def __post_init__(self) -> None:
-        self.process = SERVER.Process(target=_run, args=(self.words, self.folder, self.variables, self.log))
+        self.process = SERVER.Process(target=_run, args=(self.words, self.folder, self.variables, self.log, self.prepare))
         self.process.start()
 
     @property
@@ -85,7 +87,7 @@ def _printed(log: Path) -> Path:
     return log.with_suffix(".out")
 
 
-def _run(words: list[str], folder: Path, variables: dict[str, str], log: Path) -> None:
+def _run(words: list[str], folder: Path, variables: dict[str, str], log: Path, prepare: Callable[[], object] | None) -> None:
     import torch
 
     multiprocessing.set_start_method("fork", force=True)  # as in a process of its own
@@ -97,6 +99,8 @@ def _run(words: list[str], folder: Path, variables: dict[str, str], log: Path) -
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1, closefd=False) for stream in (1, 2))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
+    if prepare is not None:
+        prepare()
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -105,9 +109,9 @@ def _run(words: list[str], folder: Path, variables: dict[str, str], log: Path) -
         runpy.run_path(words[0], run_name="__main__")
 
 
-def python(words: list[str], folder: Path, **variables: str) -> Started:
-    """`python WORDS` in this folder."""
-    return Started(words, folder, variables, folder / f"said-{free_port()}.log")
+def python(words: list[str], folder: Path, prepare: Callable[[], object] | None = None, **variables: str) -> Started:
+    """`python WORDS` in this folder. prepare: called in the process before; it has to be importable by its name."""
+    return Started(words, folder, variables, folder / f"said-{free_port()}.log", prepare)
 
 
 @dataclass

@@ -1,69 +1,82 @@
 """The command line. Each file of this package declares one command; `main` parses the arguments and runs it.
 
-Nothing heavy is imported before a command runs, so that `--help` prints at once. A new file here is a new command.
+Nothing heavy is imported before a command runs, so that `--help` prints at once. A new file here is a new command. This file
+imports next to nothing, so that signals are handled from the beginning.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import os
-import pkgutil
-import signal
 import sys
-import threading
-import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
-from tokensieve.cli.parser import parse
-from tokensieve.cli.registry import COMMANDS
-from tokensieve.errors import ProcessLostError, UserError, one_line
+if TYPE_CHECKING:
+    import argparse
 
-for _module in pkgutil.iter_modules(__path__):
-    if _module.name != "__main__":
-        importlib.import_module(f"{__name__}.{_module.name}")
+    from tokensieve.cli.signals import Signals
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code: 0 done, 1 an internal error, 2 an error in the input, 130 interrupted, 143 terminated."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    in_main_thread = threading.current_thread() is threading.main_thread()  # the only one that can handle signals
-    before = signal.signal(signal.SIGTERM, _exit_on_sigterm) if in_main_thread else None
+    """Run one command; the exit code: 0 done, 1 an internal error, 2 an error in the input, 130 interrupted, 143 terminated.
+
+    Without arguments this process is the command: it takes sys.argv, and its streams and signals are prepared for it.
+    """
+    from tokensieve.cli.signals import Signals
+
+    if argv is not None:
+        with Signals(is_program=False) as signals:
+            return _run(list(argv), signals)
+    from tokensieve.cli import streams
+
+    code: int | str | None
+    with Signals(is_program=True) as signals:
+        try:
+            streams.prepare()
+            code = _run(sys.argv[1:], signals)
+        except SystemExit as end:
+            code = end.code
+        except KeyboardInterrupt:  # while the message about the first one was printed
+            code = 130
+    return streams.finish(code)
+
+
+def _run(argv: list[str], signals: Signals) -> int:
+    from tokensieve.cli import streams
+    from tokensieve.cli.parser import parse
+    from tokensieve.errors import ProcessLostError, UserError, one_line
+
     try:
-        code = dispatch(parse(argv))
-        sys.stdout.flush()
+        return dispatch(parse(argv))
     except UserError as error:
         if "--debug" in argv:
+            import traceback
+
             traceback.print_exc()
-        print(f"tokensieve: error: {error}", file=sys.stderr)
+        streams.say(f"tokensieve: error: {error}")
         return 2
     except ProcessLostError as error:
-        print(f"tokensieve: error: {error}", file=sys.stderr)
+        streams.say(f"tokensieve: error: {error}")
         return 1
     except KeyboardInterrupt:
-        print("tokensieve: interrupted", file=sys.stderr)
+        streams.say("tokensieve: interrupted")
         return 130
     except BrokenPipeError:
-        # The reader of our output went away (`tokensieve methods | head`): not our error, and nothing more can be printed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return 141  # the reader of our output went away (`tokensieve methods | head`): not our error
     except Exception as error:
+        if isinstance(error, OSError) and not streams.can_write():
+            return 1
         if "--debug" in argv:
             raise
+        if signals.caught:  # a library has made this of the exception that the signal raised
+            streams.say("tokensieve: interrupted")
+            return 128 + signals.caught
         reason = one_line(f"{type(error).__name__}: {error}")
-        print(f"tokensieve: unexpected error: {reason} (use --debug for the traceback)", file=sys.stderr)
+        streams.say(f"tokensieve: unexpected error: {reason} (use --debug for the traceback)")
         return 1
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGTERM, before)
-    return code
 
 
 def dispatch(args: argparse.Namespace) -> int:
     """Run the command that was parsed; the exit code."""
+    from tokensieve.cli.registry import COMMANDS
+
     return 0 if args.command is None else COMMANDS[args.command].run(args) or 0
-
-
-def _exit_on_sigterm(number: int, frame: object) -> NoReturn:
-    raise SystemExit(128 + number)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from tokensieve import __version__, plugins
-from tokensieve.cli.registry import COMMANDS, all_commands
+from tokensieve.cli.registry import COMMANDS, all_commands, import_commands
 from tokensieve.errors import UserError, did_you_mean, one_line
 from tokensieve.flags import COMMAND, COMMON, PLUGIN, add_flags
 
@@ -27,6 +27,7 @@ class Parser(argparse.ArgumentParser):
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments, after the plug-ins that they name are loaded. Prints the help if there is no command."""
+    import_commands()  # before plug-ins, so that these cannot take their names
     files, words = split_plugins(argv)
     load_plugins(files)
     first = next((word for word in words if not word.startswith("-")), None)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +28,14 @@ class Command:
 COMMANDS: Registry[Command] = Registry("command")
 
 
+def import_commands() -> None:
+    """Import the files of this package, which declare the commands of tokensieve."""
+    for module in pkgutil.iter_modules([os.path.dirname(__file__)]):
+        if module.name != "__main__":
+            importlib.import_module(f"{__package__}.{module.name}")
+
+
 def all_commands() -> dict[str, Command]:
     """The commands by name, in the order of the help."""
+    import_commands()
     return {command.name: command for command in sorted(COMMANDS.values(), key=lambda command: command.order)}

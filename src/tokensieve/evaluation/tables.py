@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokensieve.measuring import terminal
+
 
 def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image") -> None:
     """One line for each plan: tokens, metric, what is lost of it, FLOPs, speed. The full model first, then the best plan.
@@ -15,7 +17,6 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
     Below the tokens of a vision-language model are those that enter its language model, and their mean over its layers.
     """
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     first, run = rows[0], rows[0]["run"]
@@ -47,12 +48,11 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
             "-" if done["gflops"] is None else f"{done['gflops']:.3g}",
             "-" if speed is None or full is None else f"{speed / full:.2f}x",
         )
-    Console().print(table)
+    terminal.print_table(table)
 
 
 def print_grid(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     """Print texts in columns; the first one names the line."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -60,29 +60,24 @@ def print_grid(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) 
         table.add_column(name, justify="right" if number else "left", overflow="fold")
     for line in lines:
         table.add_row(*line)
-    Console().print(table)
+    terminal.print_table(table)
 
 
 def print_lines(lines: Sequence[str]) -> None:
     """Print sentences, each on a line of its own."""
-    from rich.console import Console
-
     for line in lines:
-        Console().print(line, markup=False, highlight=False, soft_wrap=True)
+        print(line)
 
 
 def print_files(files: Sequence[Path]) -> None:
     """Print where the results are."""
-    from rich.console import Console
-
-    console = Console()
     if len(files) == 1:
-        console.print(f"result: {files[0]}", markup=False, highlight=False, soft_wrap=True)
+        print(f"result: {files[0]}")
     else:
         folder = files[0].parent
-        console.print(f"{len(files)} results in the folder {folder}:", markup=False, highlight=False, soft_wrap=True)
+        print(f"{len(files)} results in the folder {folder}:")
         for file in files:
-            console.print(f"  {file.name}", markup=False, highlight=False, soft_wrap=True)
+            print(f"  {file.name}")
 
 
 def _unchanged(reduction: dict[str, Any]) -> str:

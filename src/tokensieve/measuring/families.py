@@ -16,6 +16,7 @@ from tokensieve import files
 from tokensieve.core import Reduction, View
 from tokensieve.cutting.handle import apply
 from tokensieve.errors import PlanWarning, Uncuttable, UserError
+from tokensieve.measuring import terminal
 from tokensieve.methods.registry import describe
 from tokensieve.models.families import VLM_FAMILIES, Example
 from tokensieve.models.features import encode_image
@@ -195,7 +196,6 @@ def markdown(lines: Sequence[Line]) -> str:
 def run(args: Namespace) -> None:
     """Prints the table, and writes it as Markdown to args.output where that is given."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     if args.output is not None:
@@ -208,9 +208,8 @@ def run(args: Namespace) -> None:
     for line in lines:
         family, models, *others = line.cells()
         shown.add_row(f"{family}\n  {models}", *others)
-    console = Console()
-    console.print(shown)
+    terminal.print_table(shown)
     for note in filter(None, map(Line.failure_text, lines)):
-        console.print(note, highlight=False)
+        print(note)
     if args.output is not None:
         files.replace_file(Path(args.output), markdown(lines).encode())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokensieve.measuring import terminal
+
 Rows = Sequence[Mapping[str, Any]]
 PHASES = {  # of a vision-language model: their headings
     "tower": "tower",
@@ -33,17 +35,19 @@ def spread(row: Mapping[str, Any], name: str, phase: str | None = None, digits: 
     return f"{middle}{unit} ({low}-{high})"
 
 
-def add_ratio_columns(table: Any, console: Any, *heads: str) -> None:
+def add_ratio_columns(table: Any, *heads: str) -> None:
     """Columns for ratios with their quartiles, which are below them on a narrow screen."""
+    from rich.console import Console
+
+    is_narrow = Console().width < 110
     for head in heads:
         width = 11 if head == "speed-up" else 13  # of the quartiles
-        table.add_column(head, justify="right", min_width=width, max_width=width if console.width < 110 else None)
+        table.add_column(head, justify="right", min_width=width, max_width=width if is_narrow else None)
 
 
 def print_vision_rows(rows: Rows) -> None:
     """One line for each plan and batch size of a vision model."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=_about(rows[0]), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), collapse_padding=True)
@@ -51,8 +55,7 @@ def print_vision_rows(rows: Rows) -> None:
     table.add_column("plan", overflow="fold", min_width=12)
     for head in ("B", "ms: full\n/plan/oracle"):
         table.add_column(head, justify="right", no_wrap=True)
-    console = Console()
-    add_ratio_columns(table, console, "speed-up", "realized")
+    add_ratio_columns(table, "speed-up", "realized")
     for head in ("GFLOPs", "peak\nMiB"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
@@ -66,13 +69,12 @@ def print_vision_rows(rows: Rows) -> None:
             f"{row['gflops_full']:.3g}>{row['gflops']:.3g}",
             peak,
         )
-    console.print(table)
+    terminal.print_table(table)
 
 
 def print_vlm_rows(rows: Rows) -> None:
     """One table for each plan of a vision-language model; for each batch size the full model, the plan, and their ratios."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     first = rows[0]
@@ -95,7 +97,7 @@ def print_vlm_rows(rows: Rows) -> None:
             if row["peak_mib"] is not None:
                 smaller.append(row["peak_mib_full"] / row["peak_mib"])
             table.add_row("", "ratio", *("" if ratio is None else f"{ratio:.2f}x" for ratio in (*faster, *smaller)))
-        Console().print(table)
+        terminal.print_table(table)
         for row in chosen:
             print(f"  batch {row['batch_size']}: {_in_one_line(row)}")
     print(LEGEND.format(new_tokens=first["new_tokens"]))
@@ -153,15 +155,13 @@ def _brief(value: float | None) -> str:
 def print_suite_rows(rows: Rows) -> None:
     """One line for each model, plan and batch size of the suite."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     print(f"{CLOCKS[rows[0]['clock']]} on {rows[0]['device']}; of vision-language models: until the first logits, decode steps")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("model, plan", overflow="fold", min_width=28)
-    console = Console()
     table.add_column("B", justify="right")
-    add_ratio_columns(table, console, "speed-up", "realized", "decode\nrealized")
+    add_ratio_columns(table, "speed-up", "realized", "decode\nrealized")
     table.add_column("peak\nMiB", justify="right", no_wrap=True)
     model = None
     for row in rows:
@@ -173,7 +173,7 @@ def print_suite_rows(rows: Rows) -> None:
         peak = "-" if row["peak_mib"] is None else f"{row['peak_mib_full']:.0f}>{row['peak_mib']:.0f}"
         cells = [spread(row, "speedup", phases[0]), reached[0], *(reached[1:] or [""]), peak]
         table.add_row(f"  {row['plan']}", str(row["batch_size"]), *cells)
-    console.print(table)
+    terminal.print_table(table)
 
 
 def print_growth(rows: Rows) -> None:

@@ -12,6 +12,7 @@ from tokensieve.config import yaml_tree
 from tokensieve.config.search import Search
 from tokensieve.errors import printable
 from tokensieve.files import csv_cell, write_text
+from tokensieve.measuring import terminal
 from tokensieve.search import space
 from tokensieve.search.study import distinct_trials, first_number
 
@@ -93,7 +94,6 @@ def table(study: optuna.Study, settings: Search) -> str:
 
 def show(study: optuna.Study, settings: Search, folder: Path) -> None:
     """Print the best trials as a table, and how many of the others were pruned or failed."""
-    from rich.console import Console
     from rich.table import Table
 
     trials = distinct_trials(study)
@@ -113,6 +113,6 @@ def show(study: optuna.Study, settings: Search, folder: Path) -> None:
     for trial in best:
         values = [space.short(trial.params[key]) for key in settings.space]
         shown.add_row(str(first_number(trial)), *(f"{value:.6g}" for value in trial.values), *values)
-    Console().print(shown)
+    terminal.print_table(shown)
     files = "best.yaml" if len(settings.objectives) == 1 else ", ".join(f"best_{rank}.yaml" for rank in range(1, len(best) + 1))
     print(f"{files}, trials.csv, pictures and the trials in {folder}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tokensieve import files, provenance
+from tokensieve.measuring import terminal
 from tokensieve.plan.file import KEY
 from tokensieve.tuning.fidelity import mean_and_stderr, paired_difference
 from tokensieve.tuning.front import choose, pareto
@@ -100,14 +101,11 @@ def write(found: Found, folder: Path) -> Path:
 
 def show(found: Found, path: Path) -> None:
     """Prints the table, the notes, the best plan and how to use it."""
-    from rich.console import Console
-
-    console = Console()
     if found.rows:
-        console.print(_table(found))
+        terminal.print_table(_table(found))
     for note in found.notes:
-        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    console.print(_verdict(found, path), markup=False, highlight=False, soft_wrap=True)
+        print(f"note: {note}")
+    print(_verdict(found, path))
 
 
 def _table(found: Found) -> Any:
@@ -126,7 +124,7 @@ def _table(found: Found) -> Any:
     for title, rows in (("Pareto front", front), ("controls", controls)):
         if rows:
             table.add_section()
-            table.add_row(f"[dim]{title}[/dim]")
+            table.add_row(title, style="dim")
         for row in rows:
             table.add_row(*_cells(row, best, others), style="bold" if row is best else None)
     return table
