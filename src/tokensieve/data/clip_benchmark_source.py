@@ -44,7 +44,7 @@ def _check_caption_files(name: str, options: SourceOptions) -> None:
     """A UserError if the images or captions are not there. clip_benchmark would fetch them by shell commands."""
     folder, split, language, annotation_file = options.folder, options.split, options.language, options.annotation_file
     if annotation_file and not os.path.isfile(annotation_file):
-        raise UserError(f"--annotation_file {annotation_file}: there is no such file.")
+        raise UserError(f"--annotation_file {short(annotation_file, 200)}: there is no such file.")
     suffix = {"en": "karpathy", "zh": "zh"}.get(language, language)
     images, captions = "", ""
     if name == "mscoco_captions":
@@ -62,8 +62,8 @@ def _check_caption_files(name: str, options: SourceOptions) -> None:
     comes_from_hub = name == "winoground" and hub.reachable(*HOSTS)
     if missing and not comes_from_hub:
         raise UserError(
-            f"the data set {name} needs {missing[0]}, which is not fetched for you. Give --dataset_root with the folder that "
-            f"holds it, or use --dataset {offline}."
+            f"the data set {name} needs {short(missing[0], 200)}, which is not fetched for you. Give --dataset_root with the "
+            f"folder that holds it, or use --dataset {offline}."
         )
 
 
@@ -108,8 +108,8 @@ def _open(name: str, transform: Callable[[Any], Tensor], options: SourceOptions)
                     raise RuntimeError(f"{error} There is no network to download it.") from error
         elif not hub.reachable(*HOSTS):
             raise UserError(
-                f"the data set {name} is not in {folder!r} (--dataset_root) and there is no network to download it. "
-                f"Give the folder that holds it, or use --dataset embedded."
+                f"the data set {name} is not in {short(folder, 200)!r} (--dataset_root) and there is no network to download "
+                f"it. Give the folder that holds it, or use --dataset embedded."
             )
         return build(download=True)
     except UserError:
@@ -119,14 +119,15 @@ def _open(name: str, transform: Callable[[Any], Tensor], options: SourceOptions)
             with contextlib.suppress(OSError):
                 os.rmdir(folder)  # made for the files that would have come
         raise UserError(
-            f"{name} is not in {folder!r} (--dataset_root), and no program is started to fetch it. Place it there. "
+            f"{name} is not in {short(folder, 200)!r} (--dataset_root), and no program is started to fetch it. Place it there. "
             f"It comes from: {one_line(error, 200)}"
         ) from error
     except ImportError as error:
         raise UserError(f"{name} needs the package {error.name or error}: pip install {error.name or '...'}") from error
     except (AssertionError, OSError, RuntimeError, ValueError, KeyError, TypeError, SystemExit) as error:
         reason = one_line(error, 300)
-        raise UserError(f"cannot read the data set {name} in {folder!r} (--dataset_root), split {split!r}: {reason}") from error
+        where = f"{short(folder, 200)!r} (--dataset_root), split {short(split)!r}"
+        raise UserError(f"cannot read the data set {name} in {where}: {short(reason, 300)}") from error
 
 
 def _checked_source(dataset: Any, name: str, options: SourceOptions) -> Source:

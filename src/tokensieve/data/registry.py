@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CLASSIFY = "zeroshot_classification"  # the task of most data sets with labels
 DEFAULT = "embedded"
+MAX_PATH = 4000  # letters of a name or a path
 QUESTION_FILES = (".json", ".jsonl", ".tsv")  # endings of files of questions
 
 
@@ -164,6 +165,17 @@ def folder_of(name: str, root: str) -> str:
         raise UserError(f"--dataset_root {short(root, 100)!r} may only hold {{dataset}} and {{dataset_cleaned}}.") from error
 
 
+def check_names(name: str, root: str) -> None:
+    """Raises a UserError for a name or a folder of a data set that no file can have."""
+    if not name.isprintable() or len(name) > MAX_PATH:
+        raise UserError(
+            f"--dataset {short(name)!r} is no name of a data set: it is printable text of at most {MAX_PATH:,} letters"
+        )
+    is_path = "\0" not in root and not any("\ud800" <= letter <= "\udbff" for letter in root) and len(root) <= MAX_PATH
+    if not is_path:
+        raise UserError(f"--dataset_root {short(root)!r} is no path")
+
+
 def build_source(
     name: str,
     transform: Callable[[Any], Any],
@@ -187,6 +199,7 @@ def build_source(
     """
     from tokensieve.data.source import take_first
 
+    check_names(name, root)
     spec, folder = get_dataset(name), folder_of(name, root)
     if spec.contents not in ("labels", "captions", None):
         raise UserError(f"{name} has {spec.contents}, and the task {task} needs labels or captions.")
@@ -198,5 +211,5 @@ def build_source(
         set_texts(source, name, _bare_name(name), custom_classname_file, custom_template_file)
     source = take_first(source, limit)
     if source.size == 0:
-        raise UserError(f"the data set {name} is empty (split {split!r} under {folder!r}).")
+        raise UserError(f"the data set {name} is empty (split {split!r} under {short(folder, 200)!r}).")
     return source

@@ -22,7 +22,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
 from tokensieve.data.images import MAX_BYTES
-from tokensieve.errors import UserError, one_line
+from tokensieve.errors import UserError, one_line, short
 from tokensieve.provenance import digest
 
 CLASSES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
@@ -55,11 +55,13 @@ def read_layout(name: str, folder: str, split: str) -> Layout:
     count = _read_text(counted)
     if count is None:
         raise UserError(
-            f"{name}: there is no {counted}. Give --dataset_root with the folder that holds {split}/nshards.txt, "
+            f"{name}: there is no {short(counted, 200)}. Give --dataset_root with the folder that holds {split}/nshards.txt, "
             f"{split}/0.tar, ... and classnames.txt, or another --split."
         )
     if not re.fullmatch(r"[0-9]{1,7}", count.strip()) or not 0 < int(count) <= MAX_SHARDS:
-        raise UserError(f"{name}: {counted} holds {one_line(count, 40)!r}, not a number of shards from 1 to {MAX_SHARDS:,}")
+        raise UserError(
+            f"{name}: {short(counted, 200)} holds {one_line(count, 40)!r}, not a number of shards from 1 to {MAX_SHARDS:,}"
+        )
     shards = [_join(tars, split, f"{number}.tar") for number in range(int(count))]
     classes, templates = (_read_lines(_join(texts, file)) for file in (CLASSES, TEMPLATES))
     kind = (_read_text(_join(texts, "dataset_type.txt")) or "").strip().lower()
@@ -95,15 +97,15 @@ def _read_text(place: str) -> str | None:
         with _open(place) as file:
             return file.read(MAX_TEXT).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{place} is not text in UTF-8 ({one_line(error, 80)})") from None
+        raise UserError(f"{short(place, 200)} is not text in UTF-8 ({one_line(error, 80)})") from None
     except (FileNotFoundError, NotADirectoryError):
         return None
     except HTTPError as error:
         if error.code in (403, 404, 410):
             return None
-        raise UserError(f"{place} cannot be read: {one_line(error, 100)}") from None
+        raise UserError(f"{short(place, 200)} cannot be read: {one_line(error, 100)}") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{place} cannot be read: {one_line(error, 100)}") from None
+        raise UserError(f"{short(place, 200)} cannot be read: {one_line(error, 100)}") from None
 
 
 def _open(place: str) -> IO[bytes]:
