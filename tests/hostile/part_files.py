@@ -84,6 +84,7 @@ def _forged(rng: random.Random, folder: Path) -> None:
     tensors, metadata = tensor_files.parse_safetensors(part_file(method), "x")
     about: Any = json.loads(metadata[part_files.HEADER])
     del about["sha256"]
+    about["format"] = rng.choice((part_files.FORMAT, part_files.FORMAT, part_files.FIRST_FORMAT))
     for _ in range(rng.randrange(3)):
         about = change_json(rng, about)
     for _ in range(rng.randrange(3)):
@@ -234,8 +235,9 @@ def _reducers_folder(rng: random.Random, folder: Path) -> None:
                 config = rng.choice((config, folders.seal_config(config)))
         path.write_text(json.dumps(config))
     elif rng.random() < 0.5:
-        path.write_bytes(flip_bit(rng, path.read_bytes(), 3000))
-        _same_or_refused(made, folder)
+        for _ in range(20):
+            path.write_bytes(flip_bit(rng, contents[path.name], 3000))
+            _same_or_refused(made, folder)
         return
     elif rng.random() < 0.2:
         path.unlink()
