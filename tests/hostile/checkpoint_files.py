@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import random
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -61,13 +60,15 @@ def _state(step: int) -> dict[str, Any]:
 
 
 @functools.cache
-def _run() -> str:
-    """A run with three checkpoints and the best one."""
-    folder = Path(tempfile.mkdtemp(prefix="tokensieve-hostile-"))
-    for step in STEPS:
-        checkpoint.save(folder, step, _state(step), {"maker": {"x": torch.ones(2)}}, {"part.safetensors": b"part"}, keep=None)
-    checkpoint.save_best(folder, 7, _state(7))
-    return str(folder)
+def _saved() -> dict[str, bytes]:
+    """The files of a run with three checkpoints and the best one, by their paths in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder)
+        for step in STEPS:
+            more = {"maker": {"x": torch.ones(2)}}, {"part.safetensors": b"part"}
+            checkpoint.save(run, step, _state(step), *more, keep=None)
+        checkpoint.save_best(run, 7, _state(7))
+        return {path.relative_to(run).as_posix(): path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
 def _damage(rng: random.Random, folder: Path) -> None:
@@ -79,7 +80,7 @@ def _damage(rng: random.Random, folder: Path) -> None:
         lambda: path.write_text(mutate_text(rng, rng.choice(STATES)), errors="replace"),
         lambda: _replace(rng, path),
         lambda: _forge(rng, folder),
-        lambda: shutil.copy(Path(_run()) / f"step-{rng.choice(STEPS):08d}" / path.name, path),
+        lambda: path.write_bytes(_saved()[f"step-{rng.choice(STEPS):08d}/{path.name}"]),
     )
     rng.choice(kinds)()
 
@@ -115,7 +116,9 @@ def _forge(rng: random.Random, folder: Path) -> None:
 
 def _one_try(rng: random.Random, folder: Path) -> None:
     run = folder / "run"
-    shutil.copytree(_run(), run)
+    for name, content in _saved().items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(content)
     damaged = rng.sample(STEPS, rng.randrange(1, 4))
     for step in damaged:
         for _ in range(rng.choice((1, 1, 2))):

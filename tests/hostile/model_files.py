@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import random
-import shutil
 import struct
 import tempfile
 import zipfile
@@ -24,9 +23,8 @@ from tests.hostile.limits import Evil, check_limits
 from tests.hostile.mutate import flip_bit, mutate_bytes
 from tests.hostile.mutate_json import change_json
 from tokensieve.methods.registry import get_method
-from tokensieve.models import loading
 from tokensieve.parts import header, resolve
-from tokensieve.parts.files import part_checksum, save_part
+from tokensieve.parts.files import describe_part, pack_part, part_checksum
 from tokensieve.reid import loading as reid_loading
 from tokensieve.reid.build import build
 from tokensieve.reid.model import Settings
@@ -116,7 +114,7 @@ def _state_dict(rng: random.Random, folder: Path) -> None:
     part = fresh_part(get_method("learned"), 128)
     state = part.state_dict()
     (folder / "step-00000003").mkdir()
-    shutil.copy(_shipped(), folder / "step-00000003" / "learned.safetensors")
+    (folder / "step-00000003" / "learned.safetensors").write_bytes(_part())
     path = folder / "learned_step_3.pt"
     if rng.random() < 0.5:
         content = rng.choice(
@@ -153,12 +151,9 @@ def _state_dict(rng: random.Random, folder: Path) -> None:
 
 
 @functools.cache
-def _shipped() -> str:
-    folder = tempfile.mkdtemp(prefix="tokensieve-hostile-")
-    path = Path(folder) / "learned.safetensors"
-    model = loading.load("sieve-vit-8", "scenes-v1").model
-    save_part(path, "learned", fresh_part(get_method("learned"), 128), model, {"model": "one"})
-    return str(path)
+def _part() -> bytes:
+    part, signed = fresh_part(get_method("learned"), 128), {"tower": [1.5, None]}
+    return pack_part(part, describe_part("learned", part, signed, {"model": "one"}))
 
 
 # ------------------------------------------------------------------------------------------- re-identification models

@@ -115,7 +115,7 @@ def _change_tensors(rng: random.Random, tensors: dict[str, torch.Tensor]) -> dic
         "empty": lambda: torch.empty(0, 10**6),
     }
     others = {key: tensor for key, tensor in tensors.items() if key != name or rng.random() < 0.8}
-    return {**others, rng.choice((name, name, name, "x", "a.b")): changed[rng.choice(sorted(changed))]().contiguous()}
+    return {**others, rng.choice((name, name, name, "x", "a.b")): changed[rng.choice(sorted(changed))]().clone()}
 
 
 def _sealed(rng: random.Random, about: Any, tensors: dict[str, torch.Tensor]) -> bytes:

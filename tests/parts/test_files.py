@@ -149,6 +149,19 @@ def test_every_flipped_bit_of_a_file_is_found_or_changes_nothing(single, tmp_pat
     assert same < 100  # spaces that became tabs or line ends
 
 
+def test_tensors_that_are_one_are_saved_and_stay_one(single, tmp_path, monkeypatch):
+    class Tied(Single):
+        def __init__(self, width):
+            super().__init__(width)
+            self.same = self.weight
+
+    monkeypatch.setitem(vars(get_method("single")), "part", Tied)
+    about = part_files.describe_part("single", Tied(3), {"tower": []}, {})
+    (tmp_path / "x.safetensors").write_bytes(part_files.pack_part(Tied(3), about))
+    loaded = part_files.read_part(tmp_path / "x.safetensors").part
+    assert loaded.same is loaded.weight and torch.equal(loaded.weight, torch.zeros(3))
+
+
 def test_changes_of_the_header_alone_are_found(model, scorer, tmp_path):
     path = made(tmp_path, model, scorer)
     about, tensors = part_files.read_part_file(path)

@@ -61,7 +61,8 @@ def pack_part(part: nn.Module, header: Mapping[str, Any]) -> bytes:
     """The file of a part."""
     from safetensors.torch import save
 
-    return save(_tensors(part), metadata={HEADER: json.dumps(seal_header(part, header))})
+    tensors = {name: value.clone() for name, value in _tensors(part).items()}  # safetensors refuses those that share memory
+    return save(tensors, metadata={HEADER: json.dumps(seal_header(part, header))})
 
 
 def seal_header(part: nn.Module, header: Mapping[str, Any]) -> dict[str, Any]:
