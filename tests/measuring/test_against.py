@@ -67,6 +67,9 @@ def test_the_comparison_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         '{"rows": [{"model": "M", "plan": "p", "batch_size": true, "speedup": 1}]}',
         '{"rows": [{"model": "M", "plan": "p", "batch_size": 1, "speedup": "fast"}]}',
         '{"rows": [{"model": "M", "plan": ["p"], "batch_size": 1, "speedup": 1.0}]}',
+        '{"rows": [{"model": "M", "plan": "p", "batch_size": 1, "speedup": 0}]}',
+        '{"rows": [{"model": "M", "plan": "p", "batch_size": 1, "speedup": NaN}]}',
+        '{"rows": [{"model": "M", "plan": "p", "batch_size": 1, "speedup": 1%s}]}' % ("0" * 400),
     ],
 )
 def test_other_files_are_refused(content: str, tmp_path: Path) -> None:

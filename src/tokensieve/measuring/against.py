@@ -14,6 +14,7 @@ from tokensieve import files
 from tokensieve.errors import UserError, short
 
 LEAST_SPREAD = 0.02  # of a ratio: what few rounds, or a file without quartiles, are at least trusted to
+LARGEST = 1e9  # a ratio of times is less
 PHASES = ("first", "decode")  # of a vision-language model: what is compared
 Key = tuple[str, str, int]  # model, plan, batch size
 
@@ -60,9 +61,14 @@ def read(path: str) -> list[dict[str, Any]]:
 def _is_row(row: Any) -> bool:
     if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("model", "plan")):
         return False
-    speedups = row.get("speedup")
-    numbers = list(speedups.values()) if isinstance(speedups, dict) else [speedups]
-    return type(row.get("batch_size")) is int and all(number is None or type(number) in (int, float) for number in numbers)
+    speedup = row.get("speedup")
+    numbers = [number for number in speedup.values() if number is not None] if isinstance(speedup, dict) else [speedup]
+    return type(row.get("batch_size")) is int and all(_number(number) is not None for number in numbers)
+
+
+def _number(value: Any) -> float | None:
+    """A ratio of times; None for anything that is none."""
+    return float(value) if type(value) in (int, float) and 0 < value < LARGEST else None
 
 
 def compare(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Comparison:
@@ -91,8 +97,7 @@ def _range(row: Mapping[str, Any], phase: str) -> tuple[float, float, float] | N
 
 
 def _phase(value: Any, phase: str) -> float | None:
-    found = value.get(phase) if isinstance(value, Mapping) else value
-    return float(found) if isinstance(found, (int, float)) else None
+    return _number(value.get(phase) if isinstance(value, Mapping) else value)
 
 
 def print_comparison(path: str, found: Comparison) -> None:

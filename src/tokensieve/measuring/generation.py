@@ -108,8 +108,7 @@ def _measure_detached(
     from tqdm import trange
 
     model, device, batch_size = vlm.model, inputs["input_ids"].device, len(inputs["input_ids"])
-    generate_answer(model, inputs, new_tokens)()  # warm-up, and the model allocates what it keeps
-    read = []  # of the full model and of each plan: cache, peak memory
+    read = []  # of the full model and of each plan: cache, peak memory; also their warm-up
     for handle in (None, *handles):
         if handle is not None and "memory" in what:
             handle.restart()  # it holds nothing of an earlier pass
@@ -120,9 +119,10 @@ def _measure_detached(
     ]
     arms: list[Arm] = [None, *handles, *(oracle for oracle in oracles if isinstance(oracle, StockOracle))]
     answers = [generate_answer(model, arm.inputs if isinstance(arm, StockOracle) else inputs, new_tokens) for arm in arms]
-    for arm, answer in zip(arms[1:], answers[1:], strict=True):  # warm-up
-        with attached(arm):
-            answer()
+    for arm, answer in zip(arms, answers, strict=True):
+        if isinstance(arm, StockOracle):
+            with attached(arm):
+                answer()  # warm-up
     times: list[Rounds] = [[] for _ in arms]
     bar = trange(repeats, desc=f"batch {batch_size}", unit="round", disable=quiet, leave=False)
     for number in rotated(len(arms), bar):

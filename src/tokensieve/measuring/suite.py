@@ -26,8 +26,8 @@ OUTPUT = "results/bench_suite.json"
 ROUNDS = {1: 7, 4: 4, 16: 2}  # by batch size
 QUICK_ROUNDS = {1: 1, 2: 1}
 NEW_TOKENS = 8
-GROWTH_GFLOPS = 3000  # of the memory section, for the expected time
-REST = 1.5  # the work beside the rounds, as a number of rounds: warm-up, memory
+GROWTH_GFLOPS = 2000  # of the memory section, for the expected time
+REST = 1.0  # the work beside the rounds, as a number of rounds: memory, warm-up
 CHOSEN = ("plan", "pretrained", "image_size", "weights", "break_even")  # flags that the suite sets itself
 
 
@@ -61,7 +61,7 @@ def run(
     where = find_device(device)
     with torch_threads(threads, where):
         began, steps = time.monotonic(), _Steps(len(models) * len(rounds) + (model is None), quiet)
-        steps.tell(f"{_expected(models, rounds, model is None and not quick, where)} expected")
+        steps.tell(f"{_expected(models, rounds, model is None and not quick, where)} expected, if nothing else runs")
         rows = []
         for each in models:
             torch.manual_seed(0)
@@ -111,7 +111,7 @@ def _expected(models: Sequence[SuiteModel], rounds: Mapping[int, int], with_grow
     a, b = torch.randn(512, 768, device=device), torch.randn(768, 3072, device=device)
     calls = 20
     watch(lambda: a @ b, device)  # warm-up
-    seconds = watch(lambda: [a @ b for _ in range(calls)], device).wall
+    seconds = watch(lambda: [a @ b for _ in range(calls)], device).counted(device)
     speed = calls * 2 * 512 * 768 * 3072 / seconds / 1e9  # GFLOPs per second
     images = sum(size * (count + REST) for size, count in rounds.items())
     work = sum(model.gflops * (1 + len(model.plans)) * images for model in models)  # a plan and its oracle: about half each

@@ -25,14 +25,13 @@ TOWER_PLANS = {
 }
 LLM_PLANS = {
     "llm, no attention": "grid@llm.2:64",
-    "llm, merge": "grid@llm.2:64(rest=merge)",
     "llm, own attention": "anchor@llm.2:64",
     "llm, previous attention": "anchor@llm.2:64(attention=previous)",
 }
 LLAVA_PLANS = {
     "out": "anchor@out:64",
-    "out, merge": "cover@out:64",
     "three cuts": "grid@out:288 + grid@llm.3:144 + grid@llm.6:64",
+    "llm, merge": "grid@llm.2:64(rest=merge)",
     **LLM_PLANS,
 }
 TWO_STAGE = {"two stages": "merger@out + cross@llm.3,6,9(rest=merge)"}
@@ -42,6 +41,7 @@ TINY_TOWER_PLANS = {
     "12 cuts": "pool@*.attn:-2",
 }
 TINY_LLM_PLANS = {name: plan.replace(":64", ":6") for name, plan in LLM_PLANS.items()}
+TINY_LLAVA_PLANS = {"out": "anchor@out:9(k=2)", "llm, merge": "grid@llm.2:6(rest=merge)", **TINY_LLM_PLANS}
 
 
 @dataclass(frozen=True)
@@ -63,23 +63,21 @@ def suite_models() -> list[SuiteModel]:
         _tower("clip-vit-base-patch16", 35, partial(loading.architecture, "clip-vit-base-patch16", model_type="hf")),
         _tower("siglip-small-patch16-224", 9.4, partial(_small, "SiglipVision", patch_size=16)),
         _tower("dinov2-small", 12.3, partial(_small, "Dinov2", patch_size=14)),
-        SuiteModel("LLaVA 12 x 512", LLAVA_PLANS, 75, llava, _llava_prompts),
-        SuiteModel("Qwen2.5-VL 8 x 512", LLM_PLANS, 50, partial(qwen, "Qwen2_5_VL"), _qwen_prompts),
-        SuiteModel("Qwen3-VL 8 x 512", LLM_PLANS, 50, partial(qwen, "Qwen3VL"), _qwen_prompts),
+        SuiteModel("LLaVA 12 x 512", LLAVA_PLANS, 68, llava, _llava_prompts),
+        SuiteModel("Qwen2.5-VL 6 x 512", LLM_PLANS, 33, partial(qwen, "Qwen2_5_VL"), _qwen_prompts),
+        SuiteModel("Qwen3-VL 6 x 512", LLM_PLANS, 33, partial(qwen, "Qwen3VL"), _qwen_prompts),
         SuiteModel(embedded.LLAVA, TWO_STAGE, 3, lambda: load_vlm.load(embedded.LLAVA).model, generation.prompts),
     ]
 
 
 def tiny_suite_models() -> list[SuiteModel]:
     """Tiny models, to try the suite itself."""
-    llava_plans = {"out": "anchor@out:9(k=2)", **TINY_LLM_PLANS}
-    qwen_plans = dict(list(TINY_LLM_PLANS.items())[:2])
     return [
         SuiteModel("tiny open_clip", TINY_TOWER_PLANS, 0.001, tiny_models.open_clip_model),
         SuiteModel("tiny timm", TINY_TOWER_PLANS, 0.001, tiny_models.timm_model),
         SuiteModel("tiny SigLIP", TINY_TOWER_PLANS, 0.001, partial(tiny_models.hf_model, "SiglipVision")),
-        SuiteModel("tiny LLaVA", llava_plans, 0.001, tiny_vlms.llava, generation.prompts),
-        SuiteModel("tiny Qwen3-VL", qwen_plans, 0.001, lambda: tiny_vlms.relative("qwen3_vl")[0], _tiny_qwen_prompts),
+        SuiteModel("tiny LLaVA", TINY_LLAVA_PLANS, 0.001, tiny_vlms.llava, generation.prompts),
+        SuiteModel("tiny Qwen3-VL", TINY_LLM_PLANS, 0.001, lambda: tiny_vlms.relative("qwen3_vl")[0], _tiny_qwen_prompts),
     ]
 
 
@@ -128,14 +126,14 @@ def llava(side: int = 24, layers: int = 12, width: int = 512, tower_layers: int 
 
 
 def qwen(name: str) -> nn.Module:
-    """A Qwen-VL with a small tower, and a decoder of 8 layers of width 512."""
+    """A Qwen-VL with a small tower, and a decoder of 6 layers of width 512."""
     import transformers
 
     vision: dict[str, Any] = {
         "depth": 3,
-        "num_heads": 3,
-        "hidden_size": 192,
-        "intermediate_size": 512,
+        "num_heads": 1,
+        "hidden_size": 64,
+        "intermediate_size": 256,
         "out_hidden_size": 512,
         "patch_size": 14,
         "spatial_merge_size": 2,
@@ -145,7 +143,7 @@ def qwen(name: str) -> nn.Module:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [8, 12, 12]}
     config = getattr(transformers, f"{name}Config")(
         vision_config=vision,
-        text_config=text_shape(8, 512) | {"rope_parameters": rope, "num_key_value_heads": 2},
+        text_config=text_shape(6, 512) | {"rope_parameters": rope, "num_key_value_heads": 2},
         image_token_id=3,
         video_token_id=4,
         vision_start_token_id=5,

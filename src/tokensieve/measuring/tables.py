@@ -159,7 +159,7 @@ def print_suite_rows(rows: Rows) -> None:
 
     print(f"{CLOCKS[rows[0]['clock']]} on {rows[0]['device']}; of vision-language models: until the first logits, decode steps")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("model, plan", overflow="fold", min_width=28)
+    table.add_column("model, plan", overflow="fold", min_width=24)
     table.add_column("B", justify="right")
     add_ratio_columns(table, "speed-up", "realized", "decode\nrealized")
     table.add_column("peak\nMiB", justify="right", no_wrap=True)
