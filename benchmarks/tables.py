@@ -85,7 +85,7 @@ def default_job() -> str:
 def speed() -> str:
     """Realized fractions of `tokensieve bench`."""
     rows = []
-    for bench in read("bench_*.json"):
+    for bench in [*read("bench_ViT-*.json"), *read("bench_hf.json"), *read("bench_timm.json")]:
         for row in bench["rows"]:
             times = [f"{row[key]:.2f}x" for key in ("speedup", "speedup_oracle")]
             cost = f"{row['gflops_full']:.1f} → {row['gflops']:.1f}"
@@ -552,7 +552,100 @@ def attack() -> str:
     return table(["class", "what is tried", "tries", "failures"], rows)
 
 
+def _suite() -> dict[str, Any]:
+    found = read("bench_suite.json")
+    if not found:
+        sys.exit("there is no bench_suite.json: run tokensieve bench --suite --output benchmarks/results/bench_suite.json")
+    return found[0]
+
+
+def _phase(row: dict[str, Any]) -> str | None:
+    """What is compared of a row of the suite: a cut in the decoder leaves the tower as it is."""
+    if row["kind"] == "tower":
+        return None
+    return "prompt" if row["case"].startswith("llm") else "first"
+
+
+def _ratio(row: dict[str, Any], name: str, phase: str | None) -> list[float]:
+    """A ratio of a row with its quartiles."""
+    return [row[f"{name}{end}"] if phase is None else row[f"{name}{end}"][phase] for end in ("", "_low", "_high")]
+
+
+def suite() -> str:
+    """Speed-up and realized fraction of every plan of the suite, by batch size."""
+    found = _suite()["rows"]
+    sizes = sorted({row["batch_size"] for row in found})
+    rows = []
+    for model, plan in dict.fromkeys((row["model"], row["plan"]) for row in found):
+        chosen = {row["batch_size"]: row for row in found if (row["model"], row["plan"]) == (model, plan)}
+        cells = []
+        for size in sizes:
+            row = chosen[size]
+            faster, reached = (_ratio(row, name, _phase(row)) for name in ("speedup", "realized"))
+            cells.append(f"{faster[0]:.2f}x, {reached[0]:.3f} ({reached[1]:.3f}-{reached[2]:.3f})")
+        last = chosen[sizes[-1]]
+        decode = " / ".join(f"{chosen[size]['realized']['decode']:.2f}" for size in sizes) if last["kind"] == "vlm" else ""
+        peak = f"{last['peak_mib_full']:.0f} → {last['peak_mib']:.0f}"
+        rows.append([model if all(model != row[0] for row in rows) else "", f"`{plan}`", *cells, decode, peak])
+    batches = [f"batch {size}: speed-up, realized" for size in sizes]
+    return table(["model", "plan", *batches, "decode steps", f"peak MiB, batch {sizes[-1]}"], rows)
+
+
+GOALS = (  # what, before, goal, least, kind, cases, phase, batch sizes
+    ("towers, one cut, drop or merge", "0.95 - 1.02", 0.98, "tower", ("one cut, drop", "one cut, merge"), None, (1, 4, 16)),
+    ("towers, `pool@*.attn:-8` (12 cuts)", "0.92 - 1.00", 0.97, "tower", ("12 cuts",), None, (1, 4, 16)),
+    ("decoder, choice without attention, `@llm.2`", "0.90 - 0.97", 0.98, "vlm", ("llm, no attention",), "prompt", (1, 4)),
+    ("decoder, `anchor@llm.2:64`", "0.83 - 0.88", 0.92, "vlm", ("llm, own attention",), "prompt", (1, 4, 16)),
+    ("the same, `attention=previous`", "", 0.95, "vlm", ("llm, previous attention",), "prompt", (1, 4, 16)),
+    (
+        "decode step, plans in the decoder",
+        "0.94 - 0.98",
+        0.99,
+        "vlm",
+        ("llm, no attention", "llm, own attention"),
+        "decode",
+        (1, 4, 16),
+    ),
+    ("embedded two-stage plan, batch 1, to the first logits", "0.75", 0.85, "vlm", ("two stages",), "first", (1,)),
+)
+
+
+def goals() -> str:
+    """Goals for the realized fraction, and what is reached."""
+    found = _suite()
+    rows = []
+    for title, before, least, kind, cases, phase, sizes in GOALS:
+        wanted = [row for row in found["rows"] if row["kind"] == kind and row["case"] in cases and row["batch_size"] in sizes]
+        values = [_ratio(row, "realized", phase)[0] for row in wanted]
+        worst = wanted[values.index(min(values))]
+        lowest = f"{worst['model']}, `{worst['plan']}`, batch {worst['batch_size']}"
+        measured = f"{min(values):.3f} - {max(values):.3f}" if len(values) > 1 else f"{values[0]:.3f}"
+        reached = f"{sum(value >= least for value in values)} of {len(values)}"
+        rows.append([title, before, f"at least {least:.2f}", measured, reached, lowest])
+    two = next(row for row in found["rows"] if row["case"] == "two stages" and row["batch_size"] == 1)
+    faster = _ratio(two, "speedup", "first")
+    shown = f"{faster[0]:.2f}x ({faster[1]:.2f}-{faster[2]:.2f})"
+    rows.append(
+        ["the same, against the full model", "0.69x", "at least 1.00x", shown, f"{int(faster[0] >= 1)} of 1", two["model"]]
+    )
+    memory = found["memory"]
+    for plan in dict.fromkeys(row["plan"] for row in memory):
+        chosen = [row for row in memory if row["plan"] == plan]
+        growth = (chosen[-1]["peak_mib"] / chosen[0]["peak_mib"]) / (chosen[-1]["vision_tokens"] / chosen[0]["vision_tokens"])
+        below = sum(row["peak_mib"] < row["peak_mib_full"] for row in chosen)
+        sizes_shown = ", ".join(
+            f"{row['vision_tokens']:,}: {row['peak_mib_full']:.0f} → {row['peak_mib']:.0f}" for row in chosen
+        )
+        goal = "linear in N, below the full model's"
+        rows.append(
+            [f"peak MiB over N, `{plan}`", "K x N", goal, sizes_shown, f"{below} of {len(chosen)}", f"{growth:.2f} times N"]
+        )
+    return table(["case", "before", "goal", "measured", "rows that reach it", "lowest, or growth"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "suite": suite,
+    "goals": goals,
     "first": first,
     "equal_time_clip": equal_time_clip,
     "equal_time_embedded": equal_time_embedded,
@@ -589,8 +682,8 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    pages = ("README.md", "docs/results.md", "docs/cover.md", "docs/reid.md", "docs/vlm-pruning.md", "docs/reliability.md")
-    for path in [ROOT / page for page in pages]:
+    names = ("results", "cover", "reid", "vlm-pruning", "reliability", "speed")
+    for path in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in names)):
         text = path.read_text(encoding="utf-8")
         pattern = r"<!-- table:(\w+) -->\n.*?<!-- /table -->"
         text = re.sub(pattern, lambda m: f"<!-- table:{m[1]} -->\n{TABLES[m[1]]()}\n<!-- /table -->", text, flags=re.S)
