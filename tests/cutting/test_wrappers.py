@@ -156,6 +156,19 @@ def test_an_offloaded_model(plan: str) -> None:
         assert torch.equal(encode(tower), expected)
 
 
+@pytest.mark.parametrize("plan", OPENING.values(), ids=OPENING)
+def test_a_wrapper_that_comes_after_the_plan(tower: nn.Module, plan: str) -> None:
+    """On a block it is called. On the attention of a block that is run in two halves it would be skipped."""
+    calls: list[Any] = []
+    with tokensieve.apply(tower, plan):
+        expected = encode(tower)
+        wrap(block_of(tower), calls)
+        assert torch.equal(encode(tower), expected) and calls == [block_of(tower)]
+        wrap(attention_of(tower), calls)
+        with pytest.raises(UserError, match=r"forward was replaced by .*loud.*wrap the whole block"):
+            encode(tower)
+
+
 # --- wrappers that are taken off while a plan is on ---------------------------------------------------------------
 
 
@@ -193,6 +206,24 @@ def test_a_plan_that_somebody_has_taken_off_a_decoder_layer_is_noticed(number: i
         handle.remove()
         handle.attach()
         assert torch.equal(model(**inputs).logits, expected)
+
+
+@pytest.mark.parametrize("plan", ["grid@llm.1:8", "grid@1:8"])
+def test_a_plan_that_somebody_has_taken_off_a_decoder_is_noticed(plan: str) -> None:
+    model, inputs = vlm_models.llava(), vlm_models.prompts((1,), (4,))
+    with torch.no_grad(), tokensieve.apply(model, plan) as handle:
+        vars(model.model.language_model).pop("forward")
+        with pytest.raises(UserError, match="the decoder ran without the plan"):
+            model(**inputs)
+        assert handle.kept is None
+
+
+def test_a_head_whose_attention_somebody_has_taken_away_is_noticed() -> None:
+    model: Any = make_reid_model()
+    with torch.no_grad(), tokensieve.apply(model, "anchor@out:4(k=2)"):
+        vars(open_tower(model).blocks[-1].module).pop("forward")
+        with pytest.raises(UserError, match="the block before it ran without the plan"):
+            model.encode({"RGB": images(1, 0, (32, 16))})
 
 
 # --- hooks of torch -----------------------------------------------------------------------------------------------

@@ -28,8 +28,11 @@ def make_tower(family: str) -> nn.Module:
     sizes: dict[str, Any] = {"img_size": 48, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 0}
     if family == "eva":
         return timm.models.Eva(**sizes, use_rot_pos_emb=True).eval()
-    pool: dict[str, Any] = {"global_pool": "map", "class_token": False} if family == "timm_map" else {"global_pool": "avg"}
-    return timm.models.VisionTransformer(**sizes, **pool).eval()
+    more: dict[str, dict[str, Any]] = {
+        "timm_map": {"global_pool": "map", "class_token": False},
+        "timm_dynamic": {"global_pool": "avg", "dynamic_img_size": True, "dynamic_img_pad": True},
+    }
+    return timm.models.VisionTransformer(**sizes, **more.get(family, {"global_pool": "avg"})).eval()
 
 
 def make_reid_model() -> ReidModel:

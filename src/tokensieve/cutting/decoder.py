@@ -136,7 +136,16 @@ class DecoderCuts:
             ids = kwargs.get("input_ids", args[0] if args else None)
             state.prompt = Prompt(ids, kwargs.get("attention_mask"))
         state.image_mask = None
-        return run(stock, *args, **kwargs)
+        return run(self._run_with_decoder, call, stock, *args, **kwargs)
+
+    def _run_with_decoder(self, call: Call, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs what puts image features into the sequence; a UserError if the decoder did not take their positions."""
+        out = stock(*args, **kwargs)
+        if call.decoder.image_mask is not None:
+            raise UserError(
+                "the decoder ran without the plan: somebody has set its forward since; remove() the plan and apply it again"
+            )
+        return out
 
     def _join(self, belongs: Callable[[Call], bool]) -> tuple[Call, Callable[..., Any]]:
         """The call under way if this belongs to it, else a new one; and a function that runs a function in it."""

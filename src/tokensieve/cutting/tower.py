@@ -14,9 +14,11 @@ from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sample_count
 from tokensieve.cutting.placement import Cut, ResizedTower
 from tokensieve.errors import UserError
-from tokensieve.models.patching import check_own, is_patched, replace, run_stock
+from tokensieve.models.patching import check_attention, check_own, is_patched, replace, run_stock
 from tokensieve.models.resizing import Resizing
 from tokensieve.models.tower import Block, Layout, Tower, Undo
+
+LOST = "Somebody has set the forward of a module since the plan was attached; remove() the plan and apply it again"
 
 # call, number of images, patches of each image -> the question of each image; None: there is no question
 FindQuestion = Callable[[Call, int, int], Question | None]
@@ -181,8 +183,7 @@ class TowerCuts:
         done = 0 if call.tower is None else call.tower.n_replaced
         if done != self._n_replaced:
             raise UserError(
-                f"the plan did not run: {done} of the {self._n_replaced} modules that it changed were called. Somebody has set "
-                "the forward of the others since; remove() the plan and apply it again"
+                f"the plan did not run: {done} of the {self._n_replaced} modules that it changed were called. {LOST}"
             )
 
     def _begin(self, x: Tensor, call: Call) -> Tensor:
@@ -231,12 +232,15 @@ class TowerCuts:
             state.ledger.append(Row(cut.name, n, n))
             return x
         prefix, tokens = x[:, :p], x[:, p:]
+        attention = state.current_attention() if "attention" in step.method.needs else None
+        if "attention" in step.method.needs and attention is None:
+            raise UserError(f"{step}: the block before it ran without the plan. {LOST}")
         with torch.autocast(x.device.type, enabled=False):  # scores need full precision
             view = View(
                 tokens=tokens,
                 prefix=prefix,
                 grid=state.grid if state.has_full_grid and not state.stages else None,
-                attention=state.current_attention() if "attention" in step.method.needs else None,
+                attention=attention,
                 sizes=state.sizes,
                 samples=state.samples,
                 seed=cut.seed,
@@ -276,7 +280,7 @@ class TowerCuts:
 def _check_unwrapped(block: Block, number: int) -> None:
     """Raises a UserError if the forward of a block that is run in two halves, or of its attention, would be skipped."""
     try:
-        check_own(block.attention, "forward")
+        check_attention(block.attention)
         check_own(block.module, "forward")
     except UserError as error:
         raise UserError(f"block {number} is run in two halves, but {error}") from None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import siglip2
-from tokensieve.models.patching import call_with_hooks, replace
+from tokensieve.models.patching import call_attention, replace
 from tokensieve.models.pooling import bias_pooler, blank_after, log_sizes, pool_single_token, query_row, split_heads
 from tokensieve.models.resizing import Resizing, resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Layout, Sizes, Tower, Undo, gather_rotary, watch_conv
@@ -120,9 +120,9 @@ class HFBlock:
 
         normed = getattr(self.module, self.names.norm1)(x)
         if self.names is ENCODER:
-            out = call_with_hooks(attn, run, hidden_states=normed, **kwargs)[0]
+            out = call_attention(attn, run, hidden_states=normed, **kwargs)[0]
         else:
-            out = call_with_hooks(attn, run, normed, *args, **kwargs)[0]
+            out = call_attention(attn, run, normed, *args, **kwargs)[0]
         return x + self._branch(out, 1), seen[0]
 
     def mlp(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models import timm
-from tokensieve.models.patching import call_with_hooks, replace
+from tokensieve.models.patching import call_attention, replace
 from tokensieve.models.pooling import bias_pooler, pool_single_token, weighted_mean, zero_empty_tokens
 from tokensieve.models.resizing import Resizing, resize_images, resize_positions
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, watch_conv
@@ -62,9 +62,9 @@ class OpenBlock:
 
         normed = self.module.ln_1(x)
         if isinstance(attn, nn.MultiheadAttention):
-            out = call_with_hooks(attn, run, normed, normed, normed, need_weights=False, attn_mask=None)[0]
+            out = call_attention(attn, run, normed, normed, normed, need_weights=False, attn_mask=None)[0]
         else:
-            out = self.module.ln_attn(call_with_hooks(attn, run, normed, attn_mask=None))
+            out = self.module.ln_attn(call_attention(attn, run, normed, attn_mask=None))
         return x + self.module.ls_1(out), seen[0]
 
     def mlp(self, x: Tensor) -> Tensor:

@@ -116,15 +116,14 @@ def find_method(owner: Any, name: str) -> str:
     return "_old_forward" if is_hooked else name
 
 
-def check_own(owner: Any, name: str) -> None:
+def check_own(owner: Any, name: str, advice: str = "take it off, apply the plan, and put it on again") -> None:
     """Raises a UserError if somebody has replaced a method of this object, other than by a hook of accelerate."""
     there = owner.__dict__.get(find_method(owner, name))
     while isinstance(there, MethodType) and isinstance(there.__self__, Patch) and not there.__self__.is_active:
         there = there.__self__.function  # what a plan left in the wrapper of somebody
     if there is not None and getattr(there, "__func__", None) is not getattr(type(owner), name):
         raise UserError(
-            f"{type(owner).__name__}.{name} was replaced by {_describe(there)}, which the plan would skip; apply the plan "
-            "first and wrap the method then, or take the wrapper off"
+            f"{type(owner).__name__}.{name} was replaced by {_describe(there)}, which the plan would skip; {advice}"
         )
 
 
@@ -167,8 +166,14 @@ def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
     return undo
 
 
-def call_with_hooks(module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def check_attention(attention: nn.Module) -> None:
+    """Raises a UserError if somebody has replaced the forward of an attention whose work is done outside of it."""
+    check_own(attention, "forward", "take it off, or wrap the whole block after the plan was applied")
+
+
+def call_attention(module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What `module(*args, **kwargs)` would return if the function were its forward: hooks of torch and accelerate run."""
+    check_attention(module)
     if module._backward_hooks or module._backward_pre_hooks:
         raise UserError(f"{type(module).__name__} has backward hooks, which the plan would skip; remove them")
     for key, hook in list(module._forward_pre_hooks.items()):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models.patching import Patch, call_with_hooks, replace, set_attribute
+from tokensieve.models.patching import Patch, call_attention, replace, set_attribute
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
 from tokensieve.models.resizing import Resizing, resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, gather_rotary, watch_conv
@@ -65,7 +65,7 @@ class TimmBlock:
             return attn.proj_drop(attn.proj(out))
 
         normed = x if self.norm_after else self.module.norm1(x)
-        out = call_with_hooks(attn, run, normed, **{"attn_mask": None, "is_causal": False, **kwargs})
+        out = call_attention(attn, run, normed, **{"attn_mask": None, "is_causal": False, **kwargs})
         return x + self._branch(out, 1), seen[0]
 
     def mlp(self, x: Tensor) -> Tensor:
