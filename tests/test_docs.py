@@ -13,7 +13,8 @@ import torch
 import tokensieve
 from tests.support.paths import ROOT
 from tests.support.processes import alone
-from tokensieve import Plan, cli
+from tokensieve import Plan
+from tokensieve.cli.parser import parse
 from tokensieve.embedded.datasets import EmbeddedQuestions
 from tokensieve.methods.registry import REGISTRY
 from tokensieve.plan.mixes import MIXES
@@ -59,7 +60,7 @@ SHOWN = [
 
 @pytest.mark.parametrize("line", dict.fromkeys(SHOWN))
 def test_commands_are_understood(line):
-    args = cli.parse(shlex.split(line)[1:])
+    args = parse(shlex.split(line)[1:])
     plans = args.plan if isinstance(getattr(args, "plan", None), list) else [getattr(args, "plan", None) or "none"]
     for plan in [*plans, *getattr(args, "compare", [])]:
         Plan.parse(plan)

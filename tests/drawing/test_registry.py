@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.support.show_arguments import arguments
 from tokensieve import apply, cli, plugins
+from tokensieve.cli.parser import parse
 from tokensieve.drawing import panels, show
 from tokensieve.drawing.registry import PANELS, SHOW_INPUTS
 from tokensieve.drawing.stages import stages
@@ -122,10 +123,10 @@ def test_a_panel_of_a_plug_in_is_drawn_with_its_legend(plugin: None, tiny_clip) 
 
 
 def test_an_input_of_a_plug_in_has_its_flags_and_is_shown(plugin: None, capsys: pytest.CaptureFixture[str]) -> None:
-    args = cli.parse(["show", "static:3", "--noise", "2"])
+    args = parse(["show", "static:3", "--noise", "2"])
     assert show.run(args) == [Path("2 of static:3")]
     with pytest.raises(SystemExit):
-        cli.parse(["show", "--help"])
+        parse(["show", "--help"])
     assert "with --noise random images" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["show", "statik:3"]) == 2
     assert "Did you mean static:N?" in capsys.readouterr().err

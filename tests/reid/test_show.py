@@ -19,6 +19,7 @@ from tests.support.paths import ROOT
 from tests.support.reid_folders import write_msvr310
 from tests.support.show_arguments import arguments
 from tokensieve import apply, cli
+from tokensieve.cli.parser import parse
 from tokensieve.core import Reduction
 from tokensieve.drawing import panels, stages
 from tokensieve.drawing import show as drawing_show
@@ -316,7 +317,7 @@ GUIDE = (ROOT / "docs" / "reid.md").read_text(encoding="utf-8")
 
 @pytest.mark.parametrize("line", [line for line in GUIDE.splitlines() if line.startswith("tokensieve ")])
 def test_commands_of_the_guide_are_understood(line: str) -> None:
-    args = cli.parse(shlex.split(re.sub(r"\s+#.*", "", line))[1:])
+    args = parse(shlex.split(re.sub(r"\s+#.*", "", line))[1:])
     for plan in [getattr(args, "plan", None) or "none", *getattr(args, "compare", [])]:
         Plan.parse(plan)
 
