@@ -88,6 +88,10 @@ class Attention:
             received += entries.mean(1).sum(1)
         return received[:, self.prefix :] / total  # (B, N)
 
+    def weights(self) -> Tensor:
+        """The whole matrix, of each head: (B, H, P+N, P+N)."""
+        return (self._logits(self.q, self.k) - self.row_lse()[..., None]).exp()
+
     def keys(self) -> Tensor:
         """The keys of the patches, mean over heads, (B, N, d), for methods that compare tokens."""
         return self.k[:, :, self.prefix :].float().mean(1)  # (B, N, d)

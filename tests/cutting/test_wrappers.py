@@ -285,6 +285,39 @@ def test_hooks_of_a_block_run(tower: nn.Module, plan: str) -> None:
     assert called == ["before", "after"]
 
 
+@pytest.mark.parametrize("plan", [*OPENING.values(), CLOSED])
+def test_attentions_of_transformers_are_those_of_every_layer(plan: str) -> None:
+    """transformers collects them with hooks of its own."""
+    model: Any = make_tower("hf")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        stock = model.vision_model(images(2, 0), output_attentions=True).attentions
+    with torch.no_grad(), tokensieve.apply(model, plan) as handle:
+        out = model.vision_model(images(2, 0), output_attentions=True)
+        sizes = {row.layer: row.tokens_out for row in handle.ledger}
+    assert len(out.attentions) == len(stock) == 4
+    until = 1 if plan == OPENING["sizes"] else 2  # the blocks before the first cut
+    torch.testing.assert_close(out.attentions[:until], stock[:until])
+    n = 36
+    for number, weights in enumerate(out.attentions, start=1):
+        assert weights.shape == (2, 4, 1 + n, 1 + n) and torch.isfinite(weights).all()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 1 + n))
+        n = sizes.get(str(number), sizes.get(f"{number}.attn", n))
+
+
+def test_hooks_of_attention_maps_of_timm_are_refused() -> None:
+    tower: Any = make_tower("timm")
+    seen: list[Any] = []
+    for block in tower.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_hook(lambda *_: seen.append(1))
+    with tokensieve.apply(tower, CLOSED):
+        encode(tower)
+    assert len(seen) == 4
+    with tokensieve.apply(tower, OPENING["attention"]), pytest.raises(UserError, match="hooks, which the plan would skip"):
+        encode(tower)
+
+
 def test_backward_hooks_of_an_attention_that_the_plan_would_skip_are_refused(tower: nn.Module) -> None:
     attention_of(tower).register_full_backward_hook(lambda *_: None)
     with tokensieve.apply(tower, OPENING["attention"]), pytest.raises(UserError, match="backward hooks"):
@@ -375,6 +408,18 @@ def test_copies_are_refused_while_a_plan_is_on(kind: str, copying: Callable[[Any
     assert_untouched(model, before)
     assert list(saved) == list(before[0])
     copying(model)
+
+
+def test_what_a_removed_plan_leaves_in_the_hands_of_others_can_be_copied(tower: nn.Module) -> None:
+    stock = encode(tower)
+    with tokensieve.apply(tower, CLOSED):
+        saved = block_of(tower).forward
+    block_of(tower).forward = saved  # as a wrapper does that is taken off
+    for made in (copy.deepcopy(tower), pickle.loads(pickle.dumps(tower)), tower):
+        assert torch.equal(encode(made), stock)
+        with tokensieve.apply(made, OPENING["attention"]):
+            encode(made)
+        assert torch.equal(encode(made), stock)
 
 
 def replicate(module: nn.Module) -> Any:

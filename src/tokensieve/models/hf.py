@@ -106,7 +106,7 @@ class HFBlock:
         attn = self.attention
         seen: list[Attention] = []
 
-        def run(hidden_states: Tensor, *_: Any, position_embeddings: Any = None, **__: Any) -> tuple[Tensor, None]:
+        def run(hidden_states: Tensor, *_: Any, position_embeddings: Any = None, **__: Any) -> tuple[Tensor, Tensor | None]:
             q, k, v = (
                 linear(hidden_states).unflatten(-1, (-1, attn.head_dim)).transpose(1, 2)  # (B, H, T, d)
                 for linear in (attn.q_proj, attn.k_proj, attn.v_proj)
@@ -116,7 +116,9 @@ class HFBlock:
             scale = attn.head_dim**-0.5
             out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
             seen.append(Attention(q, k, self.prefix, scale, bias, lse, self.has_cls))
-            return getattr(attn, self.names.out)(out.transpose(1, 2).flatten(2)), None
+            eager = attn.config._attn_implementation == "eager"  # which returns its weights, for output_attentions
+            weights = seen[0].weights().to(q.dtype) if eager else None
+            return getattr(attn, self.names.out)(out.transpose(1, 2).flatten(2)), weights
 
         normed = getattr(self.module, self.names.norm1)(x)
         if self.names is ENCODER:

@@ -79,7 +79,7 @@ def replace(owner: Any, name: str, function: Callable[..., Any], *, reimplements
     first = inspect.Parameter("_patch", inspect.Parameter.POSITIONAL_ONLY)
     others = [one for one in signature.parameters.values() if one.name != first.name]  # wrappers copy our signature
     method.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]
-    method.__name__ = name
+    method.__name__ = "__call__"  # bound methods are pickled by this name, as getattr(patch, name)
     patch = Patch(functools.partial(function, stock))
     bound = MethodType(method, patch)
     undo = set_attribute(owner, place, bound)
@@ -169,6 +169,12 @@ def set_attribute(owner: Any, name: str, value: Any) -> Callable[[], None]:
 def check_attention(attention: nn.Module) -> None:
     """Raises a UserError if somebody has replaced the forward of an attention whose work is done outside of it."""
     check_own(attention, "forward", "take it off, or wrap the whole block after the plan was applied")
+
+
+def check_no_hooks(module: nn.Module) -> None:
+    """Raises a UserError if a module that a plan does not call has forward hooks."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise UserError(f"a {type(module).__name__} of an attention has hooks, which the plan would skip; remove them")
 
 
 def call_attention(module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

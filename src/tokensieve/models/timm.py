@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.models.patching import Patch, call_attention, replace, set_attribute
+from tokensieve.models.patching import Patch, call_attention, check_no_hooks, replace, set_attribute
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
 from tokensieve.models.resizing import Resizing, resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, gather_rotary, watch_conv
@@ -57,6 +57,8 @@ class TimmBlock:
             groups = getattr(attn, "num_kv_groups", 1)
             if groups > 1:
                 k, v = (part.repeat_interleave(groups, dim=1) for part in (k, v))
+            if not attn.fused_attn:
+                check_no_hooks(attn.attn_drop)  # the usual place to read attention maps
             out, lse = attend(q, k, v, bias, attn.scale)
             seen.append(Attention(q, k, self.prefix, attn.scale, bias, lse, self.has_cls))
             out = attn.norm(out.transpose(1, 2).flatten(2))  # (B, T, D)
