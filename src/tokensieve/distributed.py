@@ -72,15 +72,15 @@ class Processes:
         if self.size == 1:
             return work()
         result: Any = None
-        message: str | None = None
+        problem: UserError | None = None
         if self.is_main:
             try:
                 result = work()
             except UserError as error:
-                message = str(error)
-        result, message = self.broadcast((result, message))
+                problem = error
+        result, message = self.broadcast((result, None if problem is None else str(problem)))
         if message is not None:
-            raise UserError(message)
+            raise problem or UserError(message)
         return result
 
     @contextmanager

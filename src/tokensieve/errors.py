@@ -49,6 +49,10 @@ class NotFinite(UserError):
     """NaN or infinity where finite numbers are needed: in the input, or from weights of a training that diverged."""
 
 
+class WriteError(UserError):
+    """A file that cannot be written, say because the disk is full. It says nothing about what was to be written."""
+
+
 class ProcessLostError(RuntimeError):
     """Another process of the job has ended. The command line prints the message without a traceback and exits with 1."""
 

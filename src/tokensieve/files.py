@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NoReturn
 
-from tokensieve.errors import UserError, did_you_mean, one_line, short
+from tokensieve.errors import UserError, WriteError, did_you_mean, one_line, short
 from tokensieve.provenance import to_json_value
 
 MAX_TEXT = 1 << 26  # bytes of a text file that is read whole
@@ -261,7 +261,7 @@ def _named_errors(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except OSError as error:
-        raise UserError(f"cannot write {short(path, 200)}: {error.strerror}.") from error
+        raise WriteError(f"cannot write {short(path, 200)}: {error.strerror}.") from error
     except ValueError as error:  # NUL in the name, or halves of letters
         raise UserError(f"cannot write {short(path, 200)}: {one_line(error, 100)}.") from error
 

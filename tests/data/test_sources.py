@@ -333,7 +333,7 @@ def test_every_rank_hears_of_a_damaged_shard(shards: Path, monkeypatch: pytest.M
     source = Source(streams.WebSamples([str(shards / "test/0.tar")], to_tensor, captions=False), [], [], "")
     for rank in range(3):
         last = list(source.loader(4, 0, rank=rank, world=3))[-1]
-        assert [(sample.reason, sample.fatal) for sample in last.broken] == [("the disk is gone", True)]
+        assert [(sample.reason, sample.fatal) for sample in last.broken] == [("the disk is gone; fetch it again", True)]
 
 
 def test_parts_are_those_of_random_split(faces: Path, shards: Path) -> None:

@@ -25,8 +25,12 @@ def write_shot(folder, split, pid, camera, number, rng):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
+    return write_root(tmp_path_factory.mktemp("data"))
+
+
+def write_root(parent):
     """RGBNT201's layout: 9 identities to train on and 3 to test, 4 shots each, images of 32 x 16 pixels."""
-    folder, rng = tmp_path_factory.mktemp("data") / "RGBNT201", np.random.default_rng(0)
+    folder, rng = parent / "RGBNT201", np.random.default_rng(0)
     for split, pids in (("train_171", range(1, 10)), ("test", range(20, 23))):
         for pid in pids:
             for camera in range(CAMERAS):

@@ -60,11 +60,9 @@ def _run(argv: list[str], signals: Signals) -> int:
     except KeyboardInterrupt:
         streams.say("tokensieve: interrupted")
         return 130
-    except BrokenPipeError:
-        return 141  # the reader of our output went away (`tokensieve methods | head`): not our error
     except Exception as error:
-        if isinstance(error, OSError) and not streams.can_write():
-            return 1
+        if isinstance(error, OSError) and streams.are_broken():
+            return 0  # and `finish` knows better
         if "--debug" in argv:
             raise
         if signals.caught:  # a library has made this of the exception that the signal raised

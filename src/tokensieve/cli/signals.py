@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import Any
 
-IMPORTING = "<frozen importlib._bootstrap>"  # the file name of the code that imports modules
+IMPORTING = "<frozen importlib._bootstrap"  # how the file names of the code begin that imports modules
 
 
 class Signals:
@@ -23,6 +24,14 @@ class Signals:
         self.caught = 0
         self.is_program = is_program
         self._before: dict[int, Any] = {}
+        self._unraisable = sys.unraisablehook
+
+    def _send_again(self, problem: Any) -> None:
+        """Python drops an exception that is raised while it forks or frees an object; then the signal comes again."""
+        if self.caught and issubclass(problem.exc_type, (KeyboardInterrupt, SystemExit)):
+            threading.Timer(0.01, os.kill, (os.getpid(), self.caught)).start()
+        else:
+            self._unraisable(problem)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.caught = number
@@ -36,14 +45,16 @@ class Signals:
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
+            sys.unraisablehook = self._send_again
         return self
 
     def __exit__(self, *_: object) -> None:
+        sys.unraisablehook = self._unraisable
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if self.is_program else handler)  # nothing is left to do but to end
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_code.co_filename != IMPORTING:
+    while frame is not None and not frame.f_code.co_filename.startswith(IMPORTING):
         frame = frame.f_back
     return frame is not None

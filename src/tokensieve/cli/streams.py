@@ -6,14 +6,31 @@ import contextlib
 import io
 import os
 import sys
+from typing import Any
 
 from tokensieve.errors import printable
 
-NAMES = ("standard output", "standard error")
+NAMES = ("standard input", "standard output", "standard error")
+
+
+class Output(io.FileIO):
+    """A descriptor that is written, and what the system said when it could not be. Libraries may have passed over it."""
+
+    problem: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.problem = error
+            raise
+
+
+_outputs: list[Output] = []
 
 
 def prepare() -> None:
-    """Open streams that are closed, and print letters that a stream does not know as escapes.
+    """Open streams that are closed, print letters that a stream does not know as escapes, and remember errors.
 
     In a process without standard output (`tokensieve ... >&-`) the next file that is opened would take its place.
     """
@@ -22,13 +39,23 @@ def prepare() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = os.fdopen(2, "w", closefd=False)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = _open(1, sys.stdout), _open(2, sys.stderr)
+
+
+def _open(number: int, stream: Any) -> Any:
+    if stream is None:
+        stream = os.fdopen(number, "w", closefd=False)
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    _outputs.append(Output(number, "w", closefd=False))
+    return io.TextIOWrapper(
+        io.BufferedWriter(_outputs[-1]),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def say(text: str) -> None:
@@ -37,18 +64,13 @@ def say(text: str) -> None:
         print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
-def can_write() -> bool:
-    """Whether standard output and error can be written."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        return False
-    return True
+def are_broken() -> bool:
+    """Whether standard output or error could not be written."""
+    return any(output.problem for output in _outputs)
 
 
 def finish(code: int | str | None) -> int:
-    """Write what is left in the buffers; the exit code. Python would otherwise try again at its end, and complain.
+    """Write what is left in the buffers; the exit code. 141: the reader of our output went away (`tokensieve methods | head`).
 
     code: as sys.exit takes it.
     """
@@ -56,11 +78,13 @@ def finish(code: int | str | None) -> int:
         say(code)
     code = code if isinstance(code, int) else 0 if code is None else 1
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError):
             stream.flush()
-        except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            if not isinstance(error, BrokenPipeError):
-                say(f"tokensieve: error: {NAMES[stream is sys.stderr]} cannot be written: {error.strerror}")
-            code = code or (141 if isinstance(error, BrokenPipeError) else 1)
+    for output in _outputs:
+        if output.problem is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())  # Python tries again at its end, and would complain
+            gone = isinstance(output.problem, BrokenPipeError)
+            if not gone:
+                say(f"tokensieve: error: {NAMES[output.fileno()]} cannot be written: {output.problem.strerror}")
+            code = code or (141 if gone else 1)
     return code

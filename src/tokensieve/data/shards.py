@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import tarfile
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
 from typing import IO
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
@@ -42,6 +43,10 @@ class Layout:
     captions: bool
     classes: list[str]
     templates: list[str]
+
+
+class FetchError(OSError):
+    """A shard that could not be fetched or kept. The message has the reason, and what to do."""
 
 
 def is_address(text: str) -> bool:
@@ -118,14 +123,40 @@ def open_shard(shard: str, cache_dir: str | None) -> IO[bytes]:
     """The bytes of a shard. With a folder for it, one from an address is fetched once and kept there."""
     if cache_dir is None or not is_address(shard):
         return _open(shard)
-    os.makedirs(cache_dir, exist_ok=True)
     kept = os.path.join(cache_dir, f"{digest(shard)[:16]}-{os.path.basename(urlsplit(shard).path)}")
     if not os.path.exists(kept):
-        partial = f"{kept}.{os.getpid()}.tmp"
-        with _open(shard) as source, open(partial, "wb") as target:
-            shutil.copyfileobj(source, target)
-        os.replace(partial, kept)
+        with _open(shard) as source:
+            _keep(source, kept)
     return open(kept, "rb")
+
+
+def _keep(source: IO[bytes], path: str) -> None:
+    """Write what is fetched to a file, whole or not at all."""
+    partial = f"{path}.{os.getpid()}.tmp"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(partial, "wb") as target:
+            while block := _next_block(source):
+                target.write(block)
+        os.replace(partial, path)
+    except FetchError:
+        raise
+    except OSError as error:
+        reason = f"it cannot be kept in {os.path.dirname(path)} ({error.strerror}); give another --wds_cache_dir"
+        raise FetchError(reason) from error
+    finally:
+        with suppress(OSError):
+            os.unlink(partial)
+
+
+def _next_block(source: IO[bytes]) -> bytes:
+    try:
+        block = source.read(1 << 20)
+    except (OSError, HTTPException) as error:
+        raise FetchError(f"{one_line(error, 100)}; fetch it again") from error
+    if not block and isinstance(source, HTTPResponse) and source.length:  # so many bytes are missing
+        raise FetchError("the connection ended before all of it was there; fetch it again")
+    return block
 
 
 def read_samples(file: IO[bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info, random_split
 
+from tokensieve.data.workers import WorkerLoader
 from tokensieve.errors import UserError
 from tokensieve.plugins import WithPlugins
 from tokensieve.provenance import digest
@@ -86,14 +86,7 @@ class Source:
             batches = _StreamBatches(self.samples, batch_size, rank, world, self.join)
         else:
             batches = _Batches(self.samples, batch_size, rank, world, self.join)
-        return DataLoader(
-            batches,
-            batch_size=None,
-            num_workers=self.workers(num_workers),
-            collate_fn=_as_it_is,
-            pin_memory=pin,
-            worker_init_fn=_leave_signals_to_the_parent,
-        )
+        return WorkerLoader(batches, num_workers=self.workers(num_workers), pin_memory=pin)
 
     def split(self, proportion: float, generator: torch.Generator) -> tuple[Source, Source]:
         """Two random subsets of the samples, drawn with torch's random_split; `proportion` is that of the second one."""
@@ -229,12 +222,3 @@ def collate(samples: Sequence[Any], number: int, names: Sequence[int], join: Any
         reason = f"its images or its labels differ in shape ({error})"
         return Batch(None, None, [Broken("a batch", reason, fatal=True)], number, torch.empty(0, dtype=torch.int64))
     return Batch(joined, labels, broken, number, torch.tensor(kept))
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
-
-
-def _leave_signals_to_the_parent(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

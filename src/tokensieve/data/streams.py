@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http.client import HTTPException
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from tokensieve.data.images import open_image
 from tokensieve.data.other_readers import our_images
 from tokensieve.data.registry import SourceOptions
-from tokensieve.data.shards import TOO_LARGE, is_address, open_shard, read_layout, read_samples
+from tokensieve.data.shards import TOO_LARGE, FetchError, is_address, open_shard, read_layout, read_samples
 from tokensieve.data.source import Broken, Source, Stream, worker_number
 from tokensieve.errors import UserError, short
 from tokensieve.provenance import digest, file_stat
@@ -86,8 +87,11 @@ class WebSamples(Stream):
                     for key, sample in read_samples(file):
                         name = f"{os.path.basename(shard)}/{key}"
                         yield int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2, (key, sample)
+            except FetchError as error:  # raised here, it would lose its type between processes
+                yield 0, Broken(shard, short(error, 300), fatal=True)
+                return
             except Exception as error:  # damaged archives lead to any kind; raised, it would lose it between processes
-                yield 0, Broken(shard, short(" ".join(map(str, error.args)), 300), fatal=True)
+                yield 0, Broken(shard, f"{short(' '.join(map(str, error.args)), 300)}; fetch it again", fatal=True)
                 return
 
     def decode(self, sample: Any) -> Any:

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import UserError, WriteError, did_you_mean
 
 MODEL, PRETRAINED = "sieve-vit-8", "scenes-v1"
 CAPTIONER, CAPTIONER_PRETRAINED = "sieve-coca-8", "captions-v1"
@@ -44,10 +44,15 @@ def register() -> None:
     if set(MODELS) <= set(open_clip.list_models()):
         return
     # open_clip reads configurations from files, once, when they are added; the packaged ones lack the tokenizer's path.
-    with tempfile.TemporaryDirectory() as folder:
-        for model in MODELS:
-            (Path(folder) / f"{model}.json").write_text(json.dumps(architecture(model)), encoding="utf-8")
-        open_clip.add_model_config(folder)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for model in MODELS:
+                (Path(folder) / f"{model}.json").write_text(json.dumps(architecture(model)), encoding="utf-8")
+            open_clip.add_model_config(folder)
+    except OSError as error:
+        raise WriteError(
+            f"no temporary file can be written ({error.strerror}): set TMPDIR to a folder that has room"
+        ) from error
 
 
 def default_weights(model: str) -> str:

@@ -121,7 +121,7 @@ class DataPass:
         for sample in batch.broken:
             if sample.fatal:
                 progress.close()
-                raise UserError(f"cannot read {short(sample.name, 200)} of {self.data}: {sample.reason}. Fetch it again.")
+                raise UserError(f"cannot read {short(sample.name, 200)} of {self.data}: {sample.reason}.")
         self.broken += batch.broken
         self.n_samples += 0 if batch.images is None else len(batch.samples)
         if self.source.size is not None and len(self.broken) > self.max_broken * self.source.size:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokensieve import config, files, training
 from tokensieve.errors import UserError
 from tokensieve.search import results
+from tokensieve.search.study import last_reason, storage_name, translate_storage_errors
 from tokensieve.search.workers import Searching
 
 
@@ -19,11 +20,14 @@ def run(path: str | Path, output: str | Path | None = None, quiet: bool = False)
     path = Path(path)
     folder = Path(output) if output is not None else config.load(path).output
     searching = Searching(path, folder, quiet)
-    with files.FolderLock(folder, "a search"):
+    database = storage_name(searching.config.manager_settings, folder)
+    with files.FolderLock(folder, "a search"), translate_storage_errors(database):
         searching.open()
         any_complete = _search(searching, folder)
     if not any_complete:
-        raise UserError(f"no trial was completed; see {folder / 'trials.csv'} for the reasons")
+        raise UserError(
+            f"no trial was completed, the last because: {last_reason(searching.study)}; see {folder / 'trials.csv'}"
+        )
     if not quiet:
         results.show(searching.study, searching.search, folder)
     return folder

@@ -10,17 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from tokensieve import provenance
 from tokensieve.config.schema import Training
-from tokensieve.config.search import Search
+from tokensieve.config.search import Manager, Search
 from tokensieve.errors import UserError, one_line
 
 if TYPE_CHECKING:
     import optuna
 
 
+DATABASE = "study.db"
 OWNER = "TOKENSIEVE_SEARCH"  # environment variable with the process id of the search that a worker belongs to
 HEARTBEAT = 10  # seconds between heartbeats; a trial without one for six of them is started again
 RETRIES = 5
+INTERRUPTED = "interrupted"  # reason of a trial that is queued again, as often as it takes
 INVALID = "invalid: "  # prefix of the reason of a trial whose values do not make a valid file
+
+
+def storage_name(manager: Manager, folder: Path) -> str:
+    """The name of the database for messages, without passwords."""
+    if manager.storage:
+        return f"manager_settings.storage: {manager.storage.split('://')[0]}://..."
+    return f"the study {folder / DATABASE}"
 
 
 @contextmanager
@@ -41,10 +50,12 @@ def import_optuna() -> Any:
     return optuna
 
 
-def storage(url: str) -> optuna.storages.RDBStorage:
+def storage(manager: Manager, folder: Path) -> optuna.storages.RDBStorage:
     """The database of a study. It records heartbeats, and trials whose heartbeats stop are queued again."""
+    url = storage_url(manager, folder)
     patience = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with without_warnings():
             return import_optuna().storages.RDBStorage(
                 url,
@@ -54,8 +65,31 @@ def storage(url: str) -> optuna.storages.RDBStorage:
                 heartbeat_stale_trial_callback=requeue_callback(RETRIES),
             )
     except Exception as error:  # SQLAlchemy, the driver and Optuna each have their own
-        reason = one_line(error, 300)
-        raise UserError(f"manager_settings.storage: {url.split('://')[0]}://... cannot be opened ({reason})") from None
+        raise UserError(f"{storage_name(manager, folder)} cannot be opened ({storage_reason(error)})") from None
+
+
+def storage_url(manager: Manager, folder: Path) -> str:
+    """The address of the database: the one that the file names, or a file in the folder of the search."""
+    return manager.storage or f"sqlite:///{(folder / DATABASE).resolve()}"
+
+
+@contextmanager
+def translate_storage_errors(name: str) -> Iterator[None]:
+    """Errors of the database, such as a full disk, as a UserError of one line. name: of the database."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (import_optuna().exceptions.StorageInternalError, SQLAlchemyError) as error:
+        reason = storage_reason(error)
+        raise UserError(f"{name} cannot be written ({reason}); the same command again goes on with it") from error
+
+
+def storage_reason(error: BaseException) -> str:
+    """What the driver of the database says, without the statements that SQLAlchemy adds."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return one_line(getattr(error, "orig", None) or error, 300)
 
 
 def requeue_callback(max_retry: int | None) -> Any:
@@ -84,18 +118,23 @@ def distinct_trials(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
     return [last[number] for number in sorted(last)]
 
 
+def last_reason(study: optuna.Study) -> str:
+    """Why the last trial was not completed."""
+    reasons = [trial.user_attrs["reason"] for trial in distinct_trials(study) if trial.user_attrs.get("reason")]
+    return one_line(reasons[-1], 300) if reasons else "none was started"
+
+
 def open_study(data: Mapping[str, Any], config: Training, folder: Path, name: str) -> optuna.Study:
     """The study of this file: a new one, or the one that was started with the same space, objectives and other keys."""
     manager, search = config.manager_settings, config.search_settings
-    url = manager.storage or f"sqlite:///{(folder / 'study.db').resolve()}"
     changing = ("manager_settings", "search_settings", config.output_key)
     same = {key: value for key, value in data.items() if key not in changing}
     dumped = search.model_dump(mode="json")
     decided = {"space": dumped["space"], "objectives": dumped["objectives"], "other keys": same}
     prints = {key: provenance.digest(value) for key, value in decided.items()}
-    with without_warnings():
+    with without_warnings(), translate_storage_errors(storage_name(manager, folder)):
         study: optuna.Study = import_optuna().create_study(
-            storage=storage(url),
+            storage=storage(manager, folder),
             study_name=name,
             directions=[objective.direction for objective in search.objectives],
             pruner=pruner(search),

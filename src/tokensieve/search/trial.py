@@ -1,7 +1,8 @@
 """One trial of a search: a process that trains the trial's config.yaml and writes how it ended to outcome.json.
 
 Started by workers.py, through torchrun where a trial has several GPUs. Only process 0 talks to Optuna: it reports every
-evaluation, and stops the training if Optuna prunes the trial. A process that is killed leaves no outcome.json.
+evaluation, and stops the training if Optuna prunes the trial. A process that is killed, or cannot write, leaves no
+outcome.json.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from pathlib import Path
 
 from tokensieve import training
 from tokensieve.config import load
-from tokensieve.errors import ProcessLostError, UserError, one_line
+from tokensieve.errors import ProcessLostError, UserError, WriteError, one_line
 from tokensieve.plugins import load_plugin
 from tokensieve.search import space
 from tokensieve.search.study import OWNER, import_optuna, pruner, storage, without_warnings
 
 PRUNED = "pruned: "  # prefix of the UserError that stops a pruned trial
+CANNOT_WRITE = os.EX_IOERR if hasattr(os, "EX_IOERR") else 74  # exit code of a trial that the disk has no room for
 
 
 def main(argv: Sequence[str]) -> int:
@@ -40,6 +42,9 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except (SystemExit, KeyboardInterrupt) as error:
         return _write_outcome(folder, "interrupted", "", int(getattr(error, "code", 130)))
+    except WriteError as error:
+        print(one_line(error), file=sys.stderr)
+        return CANNOT_WRITE
     except Exception as error:
         if isinstance(error, UserError) and str(error).startswith(PRUNED):
             return _write_outcome(folder, "pruned", str(error).removeprefix(PRUNED), 0)
@@ -59,7 +64,7 @@ def reporter(snapshot: Path, trial_id: int) -> Callable[[int, Mapping[str, float
     with without_warnings():
         study = optuna.load_study(
             study_name=manager.study_name,
-            storage=storage(manager.storage),
+            storage=storage(manager, snapshot.parent),
             sampler=optuna.samplers.RandomSampler(),  # all values of the trial are drawn already
             pruner=pruner(settings),
         )
@@ -93,6 +98,10 @@ def _write_outcome(folder: Path, state: str, reason: str, code: int) -> int:
             json.dump({"state": state, "reason": reason}, file)
     except FileExistsError:
         pass
+    except OSError as error:
+        (folder / "outcome.json").unlink(missing_ok=True)
+        print(f"cannot write {folder / 'outcome.json'}: {error.strerror}", file=sys.stderr)
+        return CANNOT_WRITE
     return code
 
 

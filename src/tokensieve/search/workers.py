@@ -28,11 +28,12 @@ from tokensieve import config, files
 from tokensieve.config import document, search_space, yaml_tree
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Manager
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, WriteError
 from tokensieve.plugins import plugin_files
 from tokensieve.search.space import objective_values, short, short_names, suggest, with_values
 from tokensieve.search.study import (
     HEARTBEAT,
+    INTERRUPTED,
     INVALID,
     OWNER,
     RETRIES,
@@ -42,8 +43,10 @@ from tokensieve.search.study import (
     open_study,
     requeue_callback,
     storage_of,
+    storage_url,
     without_warnings,
 )
+from tokensieve.search.trial import CANNOT_WRITE
 from tokensieve.training.launch import cuda_devices, torchrun
 
 if TYPE_CHECKING:
@@ -134,10 +137,9 @@ class Searching:
     def open(self) -> None:
         """Open the study. From here on files are written."""
         manager = self.config.manager_settings
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.study = open_study(self.data, self.config, self.folder, self.name)
         self.storage = storage_of(self.study)
-        study = {"storage": manager.storage or f"sqlite:///{(self.folder / 'study.db').resolve()}", "study_name": self.name}
+        study = {"storage": storage_url(manager, self.folder), "study_name": self.name}
         settings = self.data | {"manager_settings": self.data.get("manager_settings", {}) | study}
         files.write_text(self.snapshot, yaml_tree.write(settings))
 
@@ -154,11 +156,29 @@ class Searching:
 
         with tqdm(total=self.search.n_trials, disable=self.quiet, unit="trial", dynamic_ncols=True) as self.bar:
             try:
+                self.restart_lost_trials()
                 while self.advance():
                     time.sleep(PAUSE)
             except BaseException:
                 self.stop()
                 raise
+
+    def restart_lost_trials(self) -> None:
+        """Queue trials again whose heartbeats stopped, and record a heartbeat of all others that run elsewhere.
+
+        Those go on with their own, or stop within the grace period. Optuna alone would wait for ever for a trial whose search
+        was killed before its first heartbeat, and for long if the clock was set back. A trial that was given up, but not yet
+        queued again when its search ended, is queued too.
+        """
+        states = self.optuna.trial.TrialState
+        with without_warnings():
+            self.optuna.storages.fail_stale_trials(self.study)
+            for trial in distinct_trials(self.study):
+                reason = trial.user_attrs.get("reason")
+                if trial.state == states.FAIL and reason in (None, INTERRUPTED):
+                    requeue_callback(None if reason else RETRIES)(self.study, trial)
+        for trial in self.study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+            self.storage.record_heartbeat(trial._trial_id)
 
     def advance(self) -> bool:
         """Record trials that ended, send heartbeats, and start trials in free slots. False once nothing is left to do."""
@@ -198,7 +218,6 @@ class Searching:
                     key: suggest(trial, key, dimension, search_space.number_type(self.schema, key))
                     for key, dimension in self.search.space.items()
                 }
-            folder.mkdir(parents=True, exist_ok=True)
             files.write_text(
                 folder / "config.yaml", yaml_tree.write(with_values(self.data, values, (self.schema.output_key, folder)))
             )
@@ -244,11 +263,17 @@ class Searching:
         self.running.remove(one)
         self.free.append(one.slot)
         outcome, code = _outcome(one.folder), one.process.returncode
+        if outcome is None and code == CANNOT_WRITE:  # of the disk, not of the trial's values: it is not lost
+            self.restart(one, INTERRUPTED)
+            raise WriteError(
+                f"trial {one.number} could not write to {one.folder} ({_last_line(one.folder / 'worker.log')}); "
+                "the same command again goes on with the search"
+            )
         if outcome is None and code > 0 and one.slot.processes == 1:  # not killed: it could not even start
             self.end(one.trial, one.number, "FAIL", f"its process ended with {code}: {_last_line(one.folder / 'worker.log')}")
         elif outcome is None or outcome["state"] == "interrupted":
             reason = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with {code}"
-            self.restart(one, "interrupted" if outcome else reason)
+            self.restart(one, INTERRUPTED if outcome else reason)
         elif outcome["state"] == "complete":
             try:
                 self.end(one.trial, one.number, "COMPLETE", values=objective_values(one.folder, self.search.objectives))
@@ -270,7 +295,7 @@ class Searching:
             one.trial.set_user_attr("reason", reason)
             self.storage.set_trial_state_values(one.trial._trial_id, state=states.FAIL)
             with without_warnings():
-                requeue_callback(None if reason == "interrupted" else RETRIES)(
+                requeue_callback(None if reason == INTERRUPTED else RETRIES)(
                     self.study, self.storage.get_trial(one.trial._trial_id)
                 )
         waiting = self.study.get_trials(deepcopy=False, states=(states.WAITING, states.RUNNING))
@@ -329,12 +354,13 @@ class Searching:
                 with suppress(subprocess.TimeoutExpired):
                     one.process.wait(max(0.0, end - time.monotonic()))
         finally:
-            for one in list(self.running):
+            for one in self.running:
                 if one.process.poll() is None:
                     with suppress(ProcessLookupError):
                         os.killpg(one.process.pid, signal.SIGKILL)
                     one.process.wait()
-                with suppress(UserError):  # the error that ended the search is reported already
+            for one in list(self.running):
+                with suppress(Exception):  # the error that ended the search is reported already, and heartbeats stop anyway
                     self.record_end(one)
 
 

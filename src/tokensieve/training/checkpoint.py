@@ -14,7 +14,8 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,12 @@ def save(
     """
     final = _prepare(run, step_folder(step))
     packed = _checked(step, state)
-    for name, content in _exported(exports, step):
-        aside = run / f"{_UNFINISHED}{name}"
-        _write_synced(aside, content)
-        aside.rename(run / name)
-    _write(final, step, *packed, parts or {})
+    with _cleaned_up(run):
+        for name, content in _exported(exports, step):
+            aside = run / f"{_UNFINISHED}{name}"
+            _write_synced(aside, content)
+            aside.rename(run / name)
+        _write(final, step, *packed, parts or {})
     folders = step_folders(run)
     done = [other for other in folders if other <= step]
     kept = done if keep is None else done[-keep:]
@@ -84,7 +86,9 @@ def save(
 def save_best(run: Path, step: int, state: Any, exports: StateDicts | None = None, parts: Contents | None = None) -> Path:
     """Write the same as `save` into the folder `best`, in place of its earlier content."""
     final = _prepare(run, BEST)
-    _write(final, step, *_checked(step, state), {**dict(_exported(exports, step)), **(parts or {})})
+    packed = _checked(step, state)
+    with _cleaned_up(run):
+        _write(final, step, *packed, {**dict(_exported(exports, step)), **(parts or {})})
     return final
 
 
@@ -111,6 +115,17 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+@contextmanager
+def _cleaned_up(run: Path) -> Iterator[None]:
+    """Leave nothing unfinished on a disk that is full."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            clean_up(run)
+        raise
 
 
 def _prepare(run: Path, name: str) -> Path:

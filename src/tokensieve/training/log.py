@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tokensieve import files, provenance
-from tokensieve.errors import UserError
+from tokensieve.errors import WriteError
 
 FOLDER = "logs"
 ROWS, TEXT, CURVES = "log.jsonl", "training.log", "tensorboard"
@@ -104,7 +104,7 @@ class Log:
         try:
             yield
         except OSError as error:
-            raise UserError(
+            raise WriteError(
                 f"{self.folder} cannot be written to ({error.strerror or error}); the last checkpoint is intact: "
                 "free disk space and continue with --resume"
             ) from error

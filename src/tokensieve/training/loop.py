@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Protocol
 
 from tokensieve import provenance
 from tokensieve.distributed import Processes
-from tokensieve.errors import NotFinite, UserError, short
+from tokensieve.errors import NotFinite, UserError, WriteError, short
 from tokensieve.parts.checkpoints import CHECKPOINTS
 from tokensieve.training import checkpoint, random_state
 from tokensieve.training.log import Log, format_losses
@@ -229,7 +229,7 @@ class _Progress:
                 return save(self.run / CHECKPOINTS, self.done, state, exports, parts)
             except OSError as error:
                 before = f"the one before, {self.saved}, is intact" if self.saved else "there is none before"
-                raise UserError(
+                raise WriteError(
                     f"step {self.done}: no checkpoint could be written to {self.run} ({error}); {before}: "
                     "free disk space and continue with --resume"
                 ) from error

@@ -18,7 +18,7 @@ from tokensieve.models import loading
 from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
 from tokensieve.plan import Plan
 from tokensieve.registry import resolve
-from tokensieve.search.study import import_optuna
+from tokensieve.search.study import import_optuna, translate_storage_errors
 from tokensieve.tuning import results
 from tokensieve.tuning.costs import Costs
 from tokensieve.tuning.evaluator import Evaluator
@@ -26,7 +26,7 @@ from tokensieve.tuning.images import Request, describe_unreadable
 from tokensieve.tuning.outline import outline
 from tokensieve.tuning.space import Space, find_methods
 from tokensieve.tuning.stages import Goal, Tuning, calibration_plans
-from tokensieve.tuning.study import Record
+from tokensieve.tuning.study import FILE, Record
 from tokensieve.tuning.subject import Subject
 
 SEARCH_SHARE, CHEAP_SHARE, EXACT_SHARE = 0.55, 0.006, 0.3  # of the time: the first stage, one of its trials, all distances
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> Path:
     about = {"model": f"{kind.name} {model} {pretrained}", "images": subject.images.fingerprint}
     about |= {name: provenance.digest(value) for name, value in subject.about().items()}
     objective = {**vars(goal), "methods": methods, "resize": with_resize, "seed": args.seed, "device": str(device)}
-    with files.FolderLock(folder, "tokensieve tune"):
+    with files.FolderLock(folder, "tokensieve tune"), translate_storage_errors(f"the study {folder / FILE}"):
         record = Record(folder, about, objective, args.seed)
         subject.prepare(loading.load(model, pretrained, model_type=kind.name, device=device))
         record.claim("weights", subject.loaded.fingerprint)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve import provenance
-from tokensieve.errors import UserError, one_line
-from tokensieve.search.study import import_optuna, mixed_seed, without_warnings
+from tokensieve.errors import UserError
+from tokensieve.search.study import import_optuna, mixed_seed, storage_reason, without_warnings
 
 if TYPE_CHECKING:
     import optuna
@@ -66,7 +66,7 @@ class Record:
             with without_warnings():
                 self._storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 60}})
         except Exception as error:  # SQLAlchemy and Optuna each have their own
-            raise UserError(f"the study {folder / FILE} cannot be opened: {one_line(error, 200)}") from None
+            raise UserError(f"the study {folder / FILE} cannot be opened: {storage_reason(error)}") from None
         self._check(about)
         key = provenance.digest(objective)[:12]
         self.search = self._open(f"search {key}", ["minimize", "maximize"], about)
