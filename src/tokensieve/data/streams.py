@@ -7,7 +7,6 @@ import io
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from http.client import HTTPException
 from typing import Any
 
 import numpy as np
