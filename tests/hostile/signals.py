@@ -61,9 +61,11 @@ def eval_job(flags: str, *again: str) -> Job:
 def same_metrics(one: Path, other: Path) -> bool:
     kept = ("plan", "tokens_in", "tokens_out", "layers")
 
-    def read(folder: Path) -> object:
+    def read(folder: Path) -> list[object]:
+        """What a run found, each once: a run that was stopped late and started again has two files for a plan."""
         rows = [json.loads(path.read_text()) for path in sorted(folder.glob("out/*.json"))]
-        return [(row["metrics"], [row["reduction"][name] for name in kept], row["run"]["n_samples"]) for row in rows]
+        found = [(row["metrics"], [row["reduction"][name] for name in kept], row["run"]["n_samples"]) for row in rows]
+        return sorted({json.dumps(each) for each in found})
 
     return read(one) == read(other)
 
