@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -210,6 +212,6 @@ def run(args: Namespace) -> None:
         shown.add_row(f"{family}\n  {models}", *others)
     terminal.print_table(shown)
     for note in filter(None, map(Line.failure_text, lines)):
-        print(note)
+        print(textwrap.fill(note, max(20, shutil.get_terminal_size().columns)))
     if args.output is not None:
         files.replace_file(Path(args.output), markdown(lines).encode())
