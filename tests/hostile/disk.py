@@ -134,7 +134,9 @@ WRITERS = {
     ),
     "reducers": writer("", write_script, program=("save.py",)),
     "train": Writer(TRAIN, ("--resume",), same_run, write_clip, write_nothing_here, drop_last_checkpoint),
-    "train reid": Writer(TRAIN, ("--resume",), same_run, partial(write_reid, {}), write_nothing_here),
+    "train reid": Writer(  # the images of a run that goes on must be the same files
+        TRAIN, ("--resume",), same_run, partial(write_reid, {}), write_nothing_here, shutil.rmtree
+    ),
 }
 LONG_WRITERS = {
     "tune": writer(f"{TUNE} --keep 20 --methods cover,grid --quiet --output disk/tune", write_images, older=shutil.rmtree),
@@ -247,7 +249,7 @@ def _write(rng: random.Random, folder: Path, writers: dict[str, Writer]) -> None
     if rng.random() < 0.5:
         shutil.copytree(reference / DISK, disk)
         job.older(disk)
-        again = job.again
+        again = job.again if disk.exists() else ()
     disk.mkdir(exist_ok=True)
     before = {str(path.relative_to(disk)): path.read_bytes() for path in disk.rglob("*") if path.is_file()}
     kind, prepare = bad_disk(rng, disk, reference / DISK)

@@ -22,6 +22,7 @@ from tests.support.pictures import picture
 from tests.support.processes import Started, python
 
 CODES = {signal.SIGINT: (130, -signal.SIGINT), signal.SIGTERM: (143, -signal.SIGTERM), signal.SIGKILL: (-signal.SIGKILL,)}
+BEGUN = ".begun"  # a file that shows that the process is ready for signals
 PATIENCE = 20  # seconds; a reading process looks for its parent every five
 CLIP = {
     "task": "clip",
@@ -37,6 +38,7 @@ CLIP = {
 def use_defaults() -> None:
     """Before tokensieve begins, a signal is not its business."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Path(BEGUN).touch()
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,9 @@ KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 def signalled(process: Started, rng: random.Random, seconds: float) -> tuple[int, int]:
     """Sends a signal at a random moment, to the process or to its group; the signal and the exit code."""
+    while process.poll() is None and not (process.folder / BEGUN).exists():
+        time.sleep(0.005)
+    (process.folder / BEGUN).unlink(missing_ok=True)
     time.sleep(rng.uniform(0, 1.1 * seconds))
     number = rng.choice(list(CODES))
     if process.poll() is None:

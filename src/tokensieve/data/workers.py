@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -79,3 +81,10 @@ def leave_process_group(_worker: int) -> None:
         os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.excepthook = _show_unless_lost
+
+
+def _show_unless_lost(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The traceback of an error, but not of a connection to a reading process that has ended: it says so itself."""
+    if not issubclass(kind, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)
