@@ -123,7 +123,7 @@ def load_plugin(file: str | Path) -> ModuleType:
     load_plugins()
     with _lock:
         try:
-            path = Path(file).resolve()
+            path = Path(os.path.realpath(file))
             if str(path) in _loaded:
                 return _loaded[str(path)]
             source = path.read_bytes()

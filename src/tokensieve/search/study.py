@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ def storage(manager: Manager, folder: Path) -> optuna.storages.RDBStorage:
 
 def storage_url(manager: Manager, folder: Path) -> str:
     """The address of the database: the one that the file names, or a file in the folder of the search."""
-    return manager.storage or f"sqlite:///{(folder / DATABASE).resolve()}"
+    return manager.storage or f"sqlite:///{os.path.realpath(folder / DATABASE)}"
 
 
 @contextmanager

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tokensieve import training
 from tokensieve.config import load
@@ -30,6 +32,7 @@ CANNOT_WRITE = os.EX_IOERR if hasattr(os, "EX_IOERR") else 74  # exit code of a 
 def main(argv: Sequence[str]) -> int:
     """argv: the snapshot of the search's file, the trial's folder, its id in the database, and files of plug-ins."""
     snapshot, folder, trial_id = Path(argv[0]), Path(argv[1]), int(argv[2])
+    signal.signal(signal.SIGTERM, _exit)  # the search stops; the training itself saves a checkpoint first
     for plugin in argv[3:]:
         load_plugin(plugin)
     threading.Thread(target=_exit_with, args=(os.getppid(), int(os.environ[OWNER])), daemon=True).start()
@@ -103,6 +106,10 @@ def _write_outcome(folder: Path, state: str, reason: str, code: int) -> int:
         print(f"cannot write {folder / 'outcome.json'}: {error.strerror}", file=sys.stderr)
         return CANNOT_WRITE
     return code
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _exit_with(parent: int, owner: int) -> None:

@@ -132,6 +132,7 @@ class Searching:
         self.name = manager.study_name or path.stem
         self.snapshot = folder / "search.yaml"  # the workers read this copy: the file may change
         self.running: list[Running] = []
+        self.is_stopping = False
         self.began, self.last_heartbeat = time.monotonic(), -math.inf
 
     def open(self) -> None:
@@ -269,7 +270,9 @@ class Searching:
                 f"trial {one.number} could not write to {one.folder} ({_last_line(one.folder / 'worker.log')}); "
                 "the same command again goes on with the search"
             )
-        if outcome is None and code > 0 and one.slot.processes == 1:  # not killed: it could not even start
+        if outcome is None and self.is_stopping:
+            self.restart(one, INTERRUPTED)
+        elif outcome is None and code > 0 and one.slot.processes == 1:  # not killed: it could not even start
             self.end(one.trial, one.number, "FAIL", f"its process ended with {code}: {_last_line(one.folder / 'worker.log')}")
         elif outcome is None or outcome["state"] == "interrupted":
             reason = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with {code}"
@@ -344,6 +347,7 @@ class Searching:
 
     def stop(self) -> None:
         """Let the workers save their checkpoints and end; their trials are queued again."""
+        self.is_stopping = True
         for one in self.running:
             one.process.terminate()
         if self.running:

@@ -5,6 +5,7 @@ Everything that decides what is tried next is in it, so a search that was killed
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Record:
     def __init__(self, folder: Path, about: Mapping[str, Any], objective: Mapping[str, Any], seed: int) -> None:
         optuna = import_optuna()
         self._optuna, self.folder, self._seed = optuna, folder, seed
-        url = f"sqlite:///{(folder / FILE).resolve()}"
+        url = f"sqlite:///{os.path.realpath(folder / FILE)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with without_warnings():
