@@ -7,9 +7,11 @@ for the evaluation after step 199. Everywhere else a step is the number of steps
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,12 @@ from tokensieve.errors import WriteError
 
 FOLDER = "logs"
 ROWS, TEXT, CURVES = "log.jsonl", "training.log", "tensorboard"
+
+
+def _hide_writer_errors(show: Callable[[Any], object], error: Any) -> None:
+    """Shows an error of a thread, but not one of TensorBoard's writer, such as a full disk: the next curve raises it."""
+    if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
+        show(error)
 
 
 class Log:
@@ -34,6 +42,8 @@ class Log:
             return self
         from torch.utils.tensorboard import SummaryWriter
 
+        self.show_error = threading.excepthook
+        threading.excepthook = partial(_hide_writer_errors, self.show_error)
         with self._translate_errors():
             self.rows = (self.folder / ROWS).open("a", buffering=1, encoding="utf-8")
             self.text = (self.folder / TEXT).open("a", buffering=1, encoding="utf-8")
@@ -48,6 +58,7 @@ class Log:
                 self.rows.close()
                 self.text.close()
                 self.curves.close()
+            threading.excepthook = self.show_error
 
     def indices(self) -> tqdm[int]:
         """The indices of the steps, with a progress bar."""
