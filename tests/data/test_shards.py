@@ -123,6 +123,15 @@ def test_every_data_set_is_there_or_a_clear_error_and_no_program_starts(
     assert not (tmp_path / "PWNED").exists()
 
 
+def test_a_command_that_is_refused_is_told_without_letters_that_steer_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "reachable", lambda *_, **__: True)
+    with pytest.raises(UserError, match="no program is started") as caught:
+        registry.build_source("imagenet1k", to_tensor, root=str(tmp_path / "a\u200b\x1b[2J"))
+    assert str(caught.value).isprintable()
+
+
 def test_commands_are_refused_in_this_thread_only() -> None:
     with no_commands():
         for start in (os.system, os.popen, subprocess.call):

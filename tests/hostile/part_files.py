@@ -110,12 +110,17 @@ def _change_tensors(rng: random.Random, tensors: dict[str, torch.Tensor]) -> dic
     changed: dict[str, Callable[[], torch.Tensor]] = {
         "type": lambda: value.to(rng.choice(kinds)),
         "shape": lambda: value.reshape(-1)[: rng.randrange(3)].clone(),
-        "nan": lambda: torch.full_like(value, rng.choice((float("nan"), float("inf")))) if value.is_floating_point() else value,
+        "nan": lambda: _filled(value, rng.choice((float("nan"), float("inf")))) if value.is_floating_point() else value,
         "flat": lambda: value.reshape(-1).clone(),
         "empty": lambda: torch.empty(0, 10**6),
     }
     others = {key: tensor for key, tensor in tensors.items() if key != name or rng.random() < 0.8}
     return {**others, rng.choice((name, name, name, "x", "a.b")): changed[rng.choice(sorted(changed))]().clone()}
+
+
+def _filled(value: torch.Tensor, bad: float) -> torch.Tensor:
+    """A tensor like this one, all NaN or infinite. float8_e4m3fn has no infinity; as in any cast to it, that is NaN."""
+    return torch.full(value.shape, bad).to(value.dtype)
 
 
 def _sealed(rng: random.Random, about: Any, tensors: dict[str, torch.Tensor]) -> bytes:

@@ -56,8 +56,12 @@ ROOTS = (
 )
 
 
-def _no_program(*_: Any, **__: Any) -> Any:
-    raise AssertionError("a program was started")
+class _Programs(list[str]):
+    """Takes the place of what starts programs, and notes each call: an error alone could be caught on its way."""
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        self.append(repr(args)[:200])
+        raise OSError("a program was started")
 
 
 def _no_answer(*_: Any, **__: Any) -> Any:
@@ -72,7 +76,7 @@ def _build(rng: random.Random, folder: Path) -> None:
         root = rng.choice((mutate_text, insert_nonsense))(rng, root).lstrip(
             "/.~"
         )  # not the whole disk, which would be searched
-    before = os.getcwd()
+    before, programs = os.getcwd(), _Programs()
     os.chdir(folder)
     try:
         if rng.random() < 0.3 and not set(root) & set("/.~"):
@@ -84,12 +88,13 @@ def _build(rng: random.Random, folder: Path) -> None:
             mock.patch.object(urllib.request, "urlopen", _no_answer),
             mock.patch.object(urllib.request.OpenerDirector, "open", _no_answer),
             mock.patch("requests.Session.request", _no_answer),
-            mock.patch.object(os, "system", _no_program),
-            mock.patch.object(os, "popen", _no_program),
-            mock.patch.object(subprocess.Popen, "__init__", _no_program),
+            mock.patch.object(os, "system", programs),
+            mock.patch.object(os, "popen", programs),
+            mock.patch.object(subprocess.Popen, "__init__", programs),
         ):
             warnings.simplefilter("ignore")
             refused(lambda: registry.build_source(name, lambda image: image, root=root))
+        assert not programs, f"a program was started: {programs[0]}"
         assert not any(found.is_file() for found in folder.rglob("PWNED")), "a command ran"
     finally:
         os.chdir(before)

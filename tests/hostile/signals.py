@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -195,7 +196,8 @@ def signalled(process: Started, rng: random.Random, seconds: float) -> tuple[int
             send(process.pid, number)
         except ProcessLookupError:
             assert send is os.killpg  # it has no group of its own yet
-            os.kill(process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # or it has just ended
+                os.kill(process.pid, number)
     return number, process.wait(90)
 
 
