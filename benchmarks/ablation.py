@@ -17,8 +17,9 @@ import warnings
 from typing import Any
 
 import torch
-from ablation_variants import more_assignments, remember_outputs, variants
+from ablation_variants import more_assignments, variants
 from labelled_images import add_flags, load_problem
+from remember import remember_outputs
 from torch import Tensor
 from tqdm import tqdm
 

@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ablation_variants import Variant, remember_outputs, variants
+from ablation_variants import Variant, variants
+from remember import remember_outputs
 
 from tokensieve import files, provenance
 from tokensieve.cli import main as tokensieve

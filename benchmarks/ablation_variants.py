@@ -1,13 +1,12 @@
-"""The variants of `cover` that ablation.py and ablation_tasks.py compare, and blocks that remember their last output."""
+"""The variants of `cover` that ablation.py and ablation_tasks.py compare."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from tokensieve import Reduction, View, method
 from tokensieve.methods.farthest_points import farthest_points
@@ -72,24 +71,3 @@ def more_assignments(place: str, keeps: Sequence[int], norms: Sequence[float]) -
             yield Variant("far", "merge, Euclidean", norm, k, place, f"near@{place}:{k}(norm={norm})")
             plan = f"far@{place}:{k}(rest=merge,norm={norm},sizes=no)"
             yield Variant("far", "merge, no sizes", norm, k, place, plan)
-
-
-def remember_outputs(blocks: Sequence[nn.Module]) -> None:
-    """Has every block return its last output again while its input is the same.
-
-    A batch that is encoded under one plan after another then runs through the blocks before a cut once. (Not through a
-    block whose attention a method needs: a plan opens it.)
-    """
-    for block in blocks:
-        block.forward = _remembering(block.forward)  # type: ignore[method-assign]
-
-
-def _remembering(forward: Callable[..., Any]) -> Callable[..., Any]:
-    last: list[Any] = [None, None]  # input, output
-
-    def again(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if last[0] is None or not (x is last[0] or torch.equal(x, last[0])):
-            last[:] = [x, forward(x, *args, **kwargs)]
-        return last[1]
-
-    return again

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.evaluation.results import plain_name
+from tokensieve.leaderboard import markdown
+from tokensieve.leaderboard.rows import read_folder
 from tokensieve.plan.mixes import MIXES
 from tokensieve.tasks.registry import is_percent
 
@@ -643,6 +645,16 @@ def goals() -> str:
     return table(["case", "before", "goal", "measured", "rows that reach it", "lowest, or growth"], rows)
 
 
+def leaderboard() -> str:
+    """Every board: a line for each method and place."""
+    return markdown.tables(read_folder(RESULTS / "leaderboard")[0])
+
+
+def leaderboard_skipped() -> str:
+    """What models cannot carry out."""
+    return markdown.skipped_table(read_folder(RESULTS / "leaderboard")[1])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "suite": suite,
     "goals": goals,
@@ -678,11 +690,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "fusion": fusion,
     "throughput": throughput,
     "attack": attack,
+    "leaderboard": leaderboard,
+    "leaderboard_skipped": leaderboard_skipped,
 }
 
 
 def main() -> None:
-    names = ("results", "cover", "reid", "vlm-pruning", "reliability", "speed")
+    names = ("results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard")
     for path in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in names)):
         text = path.read_text(encoding="utf-8")
         pattern = r"<!-- table:(\w+) -->\n.*?<!-- /table -->"

@@ -1,0 +1,119 @@
+"""The leaderboard: files of rows are checked and merged, and shown as a table and as a page."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+from tokensieve.cli import main
+from tokensieve.errors import UserError
+from tokensieve.leaderboard import curves
+from tokensieve.leaderboard.rows import check_row, file_value, read_folder
+
+
+def a_row(**changes: Any) -> dict[str, Any]:
+    row = {
+        "task": "classification",
+        "dataset": "embedded",
+        "model": "sieve-vit-8",
+        "method": "tome",
+        "control": False,
+        "plan": "tome:-12",
+        "placement": "authors",
+        "budget": 0.5,
+        "tokens_in": 196,
+        "tokens_left": 100,
+        "metric": "acc1",
+        "score": 0.75,
+        "score_none": 0.875,
+        "difference": -0.125,
+        "difference_stderr": 0.01,
+        "time_ratio": 0.8,
+        "time_ratio_low": 0.79,
+        "time_ratio_high": 0.82,
+        "oracle_ratio": None,
+        "gflops": 1.0,
+        "gflops_none": 2.0,
+        "samples": 100,
+        "seeds": [0],
+        "batch_size": 8,
+        "rounds": 3,
+        "threads": 1,
+        "clock": "cpu",
+        "versions": {"tokensieve": "0.1.0", "torch": "2.15"},
+        "notes": [],
+    }
+    return row | changes
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text(json.dumps(file_value(rows, [])))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"score": float("nan")}, "score"),
+        ({"difference": 0.5}, "score - score_none"),
+        ({"samples": 0}, "samples"),
+        ({"seeds": []}, "seeds"),
+        ({"versions": {}}, "versions"),
+        ({"tokens_left": 300}, "tokens_left"),
+        ({"time_ratio": 0.1}, "time_ratio"),
+        ({"clock": "sundial"}, "clock"),
+        ({"plan": ""}, "plan"),
+    ],
+)
+def test_a_wrong_row_is_told(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        check_row(a_row(**changes), "file.json")
+
+
+def test_files_are_added_once_and_never_disagree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board, one = tmp_path / "board", write(tmp_path / "one.json", a_row())
+    other = write(tmp_path / "other.json", a_row(method="evit", plan="evit:50%", score=0.5, difference=-0.375, time_ratio=0.79))
+    assert main(["leaderboard", "add", one, other, "--folder", str(board)]) == 0
+    assert "2 rows added" in capsys.readouterr().out
+    assert main(["leaderboard", "add", one, "--folder", str(board)]) == 0
+    assert "0 rows added" in capsys.readouterr().out
+    before = {path.name: path.read_bytes() for path in board.iterdir()}
+    wrong = write(tmp_path / "wrong.json", a_row(score=0.875, difference=0.0))
+    assert main(["leaderboard", "add", wrong, "--folder", str(board)]) == 2
+    assert "disagree" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in board.iterdir()} == before
+    assert len(read_folder(board)[0]) == 2
+
+
+def test_the_score_at_twice_the_speed_is_between_measured_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        a_row(time_ratio=1 / 1.5, time_ratio_low=0.6, time_ratio_high=0.7, score=0.875, difference=0.0),
+        a_row(budget=0.3, plan="tome:-16", tokens_left=60, time_ratio=0.4, time_ratio_low=0.4, time_ratio_high=0.4),
+    ]
+    (points,) = curves.curves(rows).values()
+    at_two = curves.read_off(points, 2.0)
+    assert at_two is not None and 0.75 < at_two < 0.875
+    assert curves.read_off(points, 4.0) is None  # not reached
+    write(tmp_path / "rows.json", *rows)
+    assert main(["leaderboard", "show", "--folder", str(tmp_path)]) == 0
+    assert "tome:-16" in capsys.readouterr().out
+    page = tmp_path / "page.html"
+    assert main(["leaderboard", "page", "--folder", str(tmp_path), "--output", str(page)]) == 0
+    text = page.read_text()
+    assert "tome:-16" in text and "http://" not in text.replace("http://www.w3.org", "") and "<script src" not in text
+
+
+@pytest.mark.slow
+def test_a_row_is_really_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/leaderboard.py", "--quick", "--limit", "32", "--tasks", "classification"]
+    command += ["--methods", "random", "evit", "--rounds", "1", "--batch_size", "2", "--folder", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    rows, _ = read_folder(tmp_path)
+    assert {row["method"] for row in rows} == {"random", "evit"}
+    assert all(row["samples"] == 32 and row["tokens_left"] < 196 for row in rows)
