@@ -17,6 +17,7 @@ from tokensieve import Plan
 from tokensieve.cli.parser import parse
 from tokensieve.embedded.datasets import EmbeddedQuestions
 from tokensieve.methods.registry import REGISTRY
+from tokensieve.models.loading.registry import MODEL_TYPES
 from tokensieve.plan.mixes import MIXES
 from tokensieve.testing import check_method
 
@@ -64,6 +65,9 @@ def test_commands_are_understood(line):
     plans = args.plan if isinstance(getattr(args, "plan", None), list) else [getattr(args, "plan", None) or "none"]
     for plan in [*plans, *getattr(args, "compare", [])]:
         Plan.parse(plan)
+    if line.startswith("tokensieve bench"):
+        kind = MODEL_TYPES[args.model_type]
+        assert kind.architecture or kind.bench_model, f"bench refuses models of type {kind.name}"
 
 
 def test_plans_parse():
@@ -130,7 +134,7 @@ def test_the_example_plug_in_works_in_every_command(tmp_path):
     loop = "for words in runs:\n    print('>>', *words, flush=True)\n    assert main(words) == 0"
     done = alone(["-c", f"from tokensieve.cli import main\nruns = {runs!r}\n{loop}"], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "loudest    tokens with the largest norm" in done.stdout
+    assert "loudest       tokens with the largest norm" in done.stdout
     results = sorted(path.name for path in tmp_path.glob("*.json"))
     assert any(name.startswith("colours_zeroshot_classification_loudest") for name in results), results
     assert any(name.startswith("colours_feature_norm_none") for name in results), results
@@ -232,3 +236,10 @@ def test_every_page_is_linked():
 
 def _links(text):
     return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def test_the_page_of_methods_is_that_of_the_registry() -> None:
+    from tokensieve.cli.methods import markdown
+
+    written = (ROOT / "docs" / "methods.md").read_text()
+    assert written == markdown() + "\n", "run: tokensieve methods --markdown > docs/methods.md"

@@ -25,7 +25,10 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("data", ("embedded", "data")),
     ("measuring and tasks", ("measuring", "tasks", "testing")),
     ("evaluation and pictures", ("evaluation", "drawing")),
-    ("configurations, trainings, reports", ("config", "training", "search", "tuning", "report", "embedded.recipes")),
+    (
+        "configurations, trainings, reports",
+        ("config", "training", "search", "tuning", "report", "leaderboard", "embedded.recipes"),
+    ),
     ("re-identification", ("reid",)),
     ("command line", ("cli", "__main__", "train", "train_net", "=")),
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.errors import UserError
@@ -37,6 +38,14 @@ class Question:
 
 
 @dataclass
+class Inputs:
+    """What the language model was given: its input embeddings, before its first layer."""
+
+    tokens: Tensor  # (B, N0, D), the vision tokens
+    question: Question
+
+
+@dataclass
 class View:
     """The input of a method: the patch tokens at one cut and what is known about them.
 
@@ -50,7 +59,7 @@ class View:
 
     tokens: Tensor  # (B, N, D), the tokens that arrive at the cut, in raster order
     prefix: Tensor  # (B, P, D), CLS and registers
-    grid: tuple[int, int] | None  # (h, w) while no patch is missing, else None
+    grid: tuple[int, ...] | None  # (h, w), of a video (frames, h, w), while no patch is missing, else None
     attention: Attention | None = None  # of the block before the cut, for methods with needs=("attention",)
     sizes: Tensor | None = None  # (B, N), the number of patches merged into each token; None: one each
     samples: Tensor | None = None  # (B,), the number of each image within the run
@@ -61,6 +70,16 @@ class View:
     place: str = ""  # the position of the cut: "6", "6.attn", "out", "llm.10"
     question: Question | None = None  # the text, in a vision-language model
     has_cls: bool = True  # the first prefix token, if there is any, is CLS (or, after the tower, the global feature)
+    layer: int = 0  # the number of the block before or around the cut, from 1; in a decoder: of the layer behind it, from 0
+    depth: int = 0  # the number of blocks of the tower, or of layers of the decoder
+    earlier: Mapping[int, Attention] = field(default_factory=dict)  # of the blocks that the method declares, by number from 1
+    before: Tensor | None = None  # (B, N, D), the tokens before the block's MLP, for needs=("before",)
+    pixels: Tensor | None = None  # (B, N, C p p), the pixels of the patches, for needs=("pixels",)
+    text: Tensor | None = None  # (B, M, E), embeddings of the text by the model's text tower, for needs=("text",)
+    image_embeds: Tensor | None = None  # (B, N, E), the tokens in the space of `text`
+    inputs: Inputs | None = None  # the decoder's own input, for needs=("inputs",)
+    carried: Tensor | None = None  # (B, N), what the step's method gave as Reduction.carry at its cut before this one
+    final_norm: Callable[[Tensor], Tensor] | None = None  # the norm behind the last layer of the decoder
     present: Tensor | None = None  # (B, N), the probability that each token is there, behind a soft cut; None: all are
 
     @property
@@ -139,6 +158,9 @@ class Reduction:
     assigned: Tensor | None = None  # (B, N), of a merge: the output token of each input token; -1: it is dropped
     shares: Tensor | None = None  # (B, N), of a merge: the weight of each input token in its output token; 0: it is dropped
     stand_in: Tensor | None = None  # (B, K), the output token that would replace each output token if it were not chosen
+    counts: Tensor | None = None  # (B,), output tokens of each image, where they differ; the others are padding of size 0
+    carry: Tensor | None = None  # (B, N), numbers that the method wants to see at its next cut, of the tokens left there
+    prop_attn: bool = True  # later attention adds log(sizes)
 
     @classmethod
     def keep(
@@ -176,6 +198,56 @@ class Reduction:
         mass = sizes.new_zeros(index.shape).scatter_add(1, to, joined)  # (B, K)
         return cls(index, groups.shape[1], sizes=mass, scores=scores, assigned=groups, shares=joined / mass.gather(1, to))
 
+    @classmethod
+    def keep_some(cls, chosen: Tensor, sizes: Tensor | None = None, scores: Tensor | None = None) -> Reduction:
+        """A selection of a different number of tokens for each image.
+
+        Images with fewer tokens than others are padded. Padding has the size 0, so that no token attends to it.
+
+        Args:
+            chosen: (B, N), True for the tokens that are kept, at least one of each image.
+            sizes: (B, N), the sizes of the tokens, `view.sizes`.
+            scores: (B, N), what they were ranked by.
+        """
+        counts = chosen.sum(1)
+        most = int(counts.amax()) if len(counts) else 0
+        index = (~chosen).int().argsort(dim=1, stable=True)[:, :most]  # the chosen ones in raster order, then padding
+        real = (torch.arange(most, device=chosen.device) < counts[:, None]).float()
+        return cls(
+            index, chosen.shape[1], scores=scores, counts=counts, sizes=real if sizes is None else real * sizes.gather(1, index)
+        )
+
+    @classmethod
+    def stack(cls, images: Sequence[Reduction]) -> Reduction:
+        """The reductions of single images, (1, K) each, as one of a batch; those with fewer output tokens are padded."""
+        most, n = max(each.k for each in images), images[0].n
+        counts = torch.tensor([each.k for each in images], device=images[0].index.device)
+
+        def pad(values: Tensor, k: int) -> Tensor:
+            """(1, k) or (1, k, N), with zeros behind."""
+            return F.pad(values, (0, 0) * (values.dim() - 2) + (0, most - k))
+
+        sizes = [torch.ones(each.index.shape, device=counts.device) if each.sizes is None else each.sizes for each in images]
+        scores = [each.scores for each in images if each.scores is not None]
+        both = cls(
+            index=torch.cat([pad(each.index, each.k) for each in images]),
+            n=n,
+            sizes=torch.cat([pad(size, each.k) for size, each in zip(sizes, images, strict=True)]),
+            scores=torch.cat(scores) if scores else None,
+            counts=counts,
+        )
+        if all(each.is_selection for each in images):
+            return both
+        if any(each.weight is not None for each in images):
+            return replace(both, weight=torch.cat([pad(each.as_weight(), each.k) for each in images]))
+        members = [each._members() for each in images]
+        return replace(both, assigned=torch.cat([to for to, _ in members]), shares=torch.cat([share for _, share in members]))
+
+    def is_real(self) -> Tensor:
+        """Which output tokens are no padding, (B, K)."""
+        at = torch.arange(self.k, device=self.index.device).expand_as(self.index)
+        return torch.ones_like(at, dtype=torch.bool) if self.counts is None else at < self.counts[:, None]
+
     @property
     def k(self) -> int:
         """The number of output tokens, K."""
@@ -195,7 +267,11 @@ class Reduction:
             share, output = (self.weight if self.sizes is None else self.weight * self.sizes[..., None]).max(dim=1)
             return output.masked_fill(share <= 0, -1)
         outputs = torch.arange(self.k, device=self.index.device).expand_as(self.index)
-        return self.index.new_full((self.index.shape[0], self.n), -1).scatter_(1, self.index, outputs)
+        none = self.index.new_full((self.index.shape[0], self.n), -1)
+        if self.counts is None:
+            return none.scatter_(1, self.index, outputs)
+        outputs = torch.where(self.is_real(), outputs, -1)
+        return none.scatter_reduce(1, self.index, outputs, "amax")
 
     def select_images(self, index: Tensor) -> Reduction:
         """The reduction of these images of the batch."""
@@ -222,6 +298,8 @@ class Reduction:
 
     def _rows(self, prefix: int) -> Tensor:
         """Of a selection: for each output token, (B, P+K), its row in a batch of P+N tokens that is flattened."""
+        if not prefix and self.index.shape[0] == 1:
+            return self.index
         first = torch.arange(prefix, device=self.index.device).expand(self.index.shape[0], -1)
         starts = torch.arange(self.index.shape[0], device=self.index.device)[:, None] * (prefix + self.n)
         return torch.cat([first, self.index + prefix], dim=1) + starts if prefix else self.index + starts
@@ -241,7 +319,7 @@ class Reduction:
             lengths = tokens.norm(dim=-1) * self.shares  # (B, N)
             lengths = lengths.new_zeros(self.index.shape).scatter_add(1, self.assigned.clamp_min(0), lengths)  # (B, K)
             factor = self._norm_factor(lengths[..., None], out[:, prefix:])
-            out = out * torch.nn.functional.pad(factor, (0, 0, prefix, 0), value=1.0)
+            out = out * F.pad(factor, (0, 0, prefix, 0), value=1.0)
         return out
 
     def _add_members(self, values: Tensor, prefix: int) -> Tensor:
@@ -258,10 +336,10 @@ class Reduction:
         if prefix:
             first = torch.arange(prefix, device=values.device)
             bags = torch.cat([first + starts, bags], dim=1)  # (B, P+N)
-            shares = torch.nn.functional.pad(shares, (prefix, 0), value=1.0)
+            shares = F.pad(shares, (prefix, 0), value=1.0)
         order = bags.flatten().sort(stable=True)
         offsets = torch.searchsorted(order.values, torch.arange(batch * (prefix + k) + 1, device=values.device))
-        sums = torch.nn.functional.embedding_bag(
+        sums = F.embedding_bag(
             order.indices, values.flatten(0, 1), offsets, mode="sum", per_sample_weights=shares.flatten()[order.indices]
         )
         return sums[:-1].view(batch, prefix + k, values.shape[2])
@@ -301,7 +379,7 @@ class Reduction:
         if rows is None:
             rows = torch.zeros((*self.index.shape, self.n), device=self.index.device)
             if self.assigned is None:
-                rows = rows.scatter(2, self.index[..., None], 1.0)
+                rows = rows.scatter(2, self.index[..., None], self.is_real()[..., None].float())
             else:
                 assert self.shares is not None
                 rows = rows.scatter(1, self.assigned.clamp_min(0)[:, None], self.shares.float()[:, None])
@@ -314,6 +392,7 @@ class Reduction:
             n=self.n,
             sizes=other.sizes_after(self.sizes),
             scores=self.scores,
+            counts=other.counts,
         )
         if self.is_selection and other.is_selection:
             return both

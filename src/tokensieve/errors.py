@@ -81,9 +81,9 @@ def short(text: object, limit: int = 40) -> str:
 
 
 def one_line(error: object, limit: int | None = None) -> str:
-    """The text of an error as one line, cut after `limit` characters. For a PlanError: the plan and the reason."""
+    """The text of an error as one printable line, cut after `limit` characters. For a PlanError: the plan and the reason."""
     text = f"plan {error.text!r}: {error.reason}" if isinstance(error, PlanError) else str(error)
-    return " ".join(text.split())[:limit]
+    return " ".join(printable(text).split())[:limit]
 
 
 def describe_value(value: object) -> str:

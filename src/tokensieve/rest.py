@@ -20,6 +20,7 @@ RESTS = {
 }
 
 
+RAGGED_RESTS = ("drop", "merge")  # where images are left with different numbers of tokens
 MERGE_OPTIONS = ("norm", "sizes")
 
 
@@ -27,7 +28,7 @@ def with_merge_options(view: View, reduction: Reduction, norm: float, sizes: str
     """A merge that restores norms with the power `norm`, and whose tokens count as one each if `sizes` is "no"."""
     if sizes == "no":
         ones = None if view.sizes is None else torch.ones_like(view.sizes[:, : reduction.k])  # None: one each already
-        return replace(reduction, norm=norm, sizes=ones)
+        return replace(reduction, norm=norm, sizes=ones if reduction.counts is None else reduction.is_real().float())
     return replace(reduction, norm=norm)
 
 
@@ -35,9 +36,9 @@ def apply_rest(view: View, chosen: Reduction, rest: str) -> Reduction:
     """A selection and its rest as one reduction. 'zero' changes how the selection is applied, not the selection."""
     if chosen.soft is not None:
         return _apply_rest_softly(view, chosen, chosen.soft, rest)
-    if rest == "zero" or chosen.k == chosen.n:
+    if rest == "zero" or (chosen.k == chosen.n and chosen.counts is None):
         return chosen
-    plain = replace(chosen, gate=None)
+    plain = chosen if chosen.gate is None else replace(chosen, gate=None)
     with_rest = plain
     if rest != "drop":
         with_rest = replace(_merge(view, plain) if rest == "merge" else _fuse(view, plain), anchors=chosen.anchors)
@@ -62,10 +63,15 @@ def _gated(view: View, chosen: Reduction, with_rest: Reduction, gate: Tensor) ->
 
 
 def _merge(view: View, chosen: Reduction) -> Reduction:
-    nearest = most_similar(view.tokens, chosen.apply(view.tokens))  # (B, N)
-    outputs = torch.arange(chosen.k, device=nearest.device).expand_as(chosen.index)
-    groups = nearest.scatter(1, chosen.index, outputs)  # a kept token stays in its own group
-    return Reduction.merge(groups, chosen.index, view.sizes_or_ones(), chosen.scores)
+    kept = chosen.apply(view.tokens)
+    outputs = torch.arange(chosen.k, device=kept.device).expand_as(chosen.index)
+    if chosen.counts is None:
+        groups = most_similar(view.tokens, kept).scatter(1, chosen.index, outputs)  # a kept token stays in its own group
+        return Reduction.merge(groups, chosen.index, view.sizes_or_ones(), chosen.scores)
+    real = chosen.is_real()
+    nearest = cosine(view.tokens, kept).masked_fill(~real[:, None], -2.0).argmax(-1)  # (B, N), no token joins padding
+    groups = nearest.scatter(1, chosen.index, torch.where(real, outputs, nearest.gather(1, chosen.index)))
+    return replace(Reduction.merge(groups, chosen.index, view.sizes_or_ones(), chosen.scores), counts=chosen.counts)
 
 
 def _apply_rest_softly(view: View, chosen: Reduction, soft: Tensor, rest: str) -> Reduction:

@@ -6,7 +6,7 @@ All scores are float32, whatever the dtype of the model: with bf16 scores, a thi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ParamSpec, TypeVar
 
@@ -28,10 +28,23 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")):
+            return function(*args, **kwargs)
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             return function(*args, **kwargs)
 
     return wrapped
+
+
+@dataclass
+class TextRows:
+    """The tokens of the question in the attention of a decoder layer, in the order of `View.question`."""
+
+    q: Tensor  # (B, H, T, d)
+    k: Tensor  # (B, H, T, d)
+    lse: Tensor  # (B, H, T), log-sum-exp of each row over all tokens that it may see
+    mask: Tensor  # (B, T), False: padding
+    follows: Tensor  # (B, T), the token stands behind the image
 
 
 @dataclass
@@ -52,6 +65,8 @@ class Attention:
     has_cls: bool = True  # the first prefix token is CLS; False: they are registers, or there is none
     row: Tensor | None = None  # (B, N), the attention from CLS to each patch, if it is known
     first_lse: Tensor | None = None  # (B, H, 1), the log-sum-exp of the first row, if that is over other keys than k
+    v: Tensor | None = None  # (B, H, P+N, d), the values; None in a decoder
+    text: TextRows | Callable[[], TextRows] | None = None  # in a decoder: the question at the same layer
 
     @property
     def q(self) -> Tensor:
@@ -70,6 +85,32 @@ class Attention:
         row = logits.softmax(-1) if self.lse is None else (logits - self.lse[:, :, :1, None]).exp()
         return row.mean(1)[:, 0, self.prefix :]  # (B, N)
 
+    def cls_heads(self) -> Tensor:
+        """The attention from CLS (in a decoder: from the last token of the prompt) to each patch, of each head: (B, H, N)."""
+        logits = self._logits(self.q[:, :, :1], self.k)  # (B, H, 1, P+N)
+        lse = self.first_lse if self.first_lse is not None else None if self.lse is None else self.lse[:, :, :1]
+        entries = logits.softmax(-1) if lse is None else (logits - lse[..., None]).exp()
+        return entries[:, :, 0, self.prefix :]
+
+    def text_heads(self) -> Tensor:
+        """The attention from each token of the question to each patch, of each head: (B, H, T, N). Padding, and words before
+        the image, which cannot see it, have zeros."""
+        text = self.question_rows()
+        logits = self._logits(text.q, self.k[:, :, self.prefix :], columns=self._patch_columns())  # (B, H, T, N)
+        return (logits - text.lse[..., None]).exp().masked_fill(~(text.mask & text.follows)[:, None, :, None], 0.0)
+
+    def question_rows(self) -> TextRows:
+        """The question at this layer; a UserError outside of a decoder."""
+        if self.text is None:
+            raise UserError("there is no text in this attention: it is not that of a language model")
+        if not isinstance(self.text, TextRows):
+            self.text = self.text()
+        return self.text
+
+    def _patch_columns(self) -> Tensor:
+        index = torch.arange(self.prefix, self.k.shape[2], device=self.k.device)
+        return index.expand(self.k.shape[0], -1)
+
     def columns(self, index: Tensor) -> Tensor:
         """The attention from every patch to the patches at `index` (B, k): (B, N, k)."""
         keys = gather_tokens(self.k, index + self.prefix)  # (B, H, k, d)
@@ -80,13 +121,17 @@ class Attention:
         """The attention that each patch receives, mean over all queries: (B, N)."""
         total = self.q.shape[2]
         received = self.q.new_zeros((self.q.shape[0], total), dtype=torch.float32)
-        lse = self.lse if self.first_lse is None else self.row_lse()
-        for start in range(0, total, ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
-            logits = self._logits(self.q[:, :, rows], self.k)  # (B, H, rows, P+N)
-            entries = logits.softmax(-1) if lse is None else (logits - lse[:, :, rows, None]).exp()
+        for entries in self.row_blocks():
             received += entries.mean(1).sum(1)
         return received[:, self.prefix :] / total  # (B, N)
+
+    def row_blocks(self) -> Iterator[Tensor]:
+        """All rows, some at a time, of each head: (B, H, rows, P+N). The whole matrix is never stored."""
+        lse = self.lse if self.first_lse is None else self.row_lse()
+        for start in range(0, self.q.shape[2], ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            logits = self._logits(self.q[:, :, rows], self.k)  # (B, H, rows, P+N)
+            yield logits.softmax(-1) if lse is None else (logits - lse[:, :, rows, None]).exp()
 
     def weights(self) -> Tensor:
         """The whole matrix, of each head: (B, H, P+N, P+N)."""
@@ -104,7 +149,8 @@ class Attention:
         q, k = gather_tokens(self.q, rows), gather_tokens(self.k, rows)
         bias = None if self.bias is None else self.bias.gather(-1, rows[:, None, None])
         row = None if self.row is None else self.row.gather(1, index)
-        return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls, row)
+        v = None if self.v is None else gather_tokens(self.v, rows)
+        return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls, row, v=v)
 
     @full_precision
     def _logits(self, q: Tensor, k: Tensor, columns: Tensor | None = None) -> Tensor:
@@ -119,13 +165,21 @@ class Attention:
     def row_lse(self) -> Tensor:
         if self.lse is None:
             blocks = self.q.split(ROWS_AT_ONCE, dim=2)
-            lse = torch.cat([self._logits(rows, self.k).logsumexp(-1) for rows in blocks], dim=2)
+            lse = torch.cat([_logsumexp_(self._logits(rows, self.k)) for rows in blocks], dim=2)
             self.lse = lse if self.first_lse is None else torch.cat([self.first_lse, lse[:, :, 1:]], dim=2)
         return self.lse
 
 
+def _logsumexp_(logits: Tensor) -> Tensor:
+    """logits.logsumexp(-1) in the memory of the logits, which takes half the time."""
+    largest = logits.detach().amax(-1, keepdim=True)
+    return logits.sub_(largest).exp_().sum(-1).log() + largest[..., 0]
+
+
 def flat_index(at: Tensor, length: int) -> Tensor:
     """Positions (B, K) in rows of this length, as positions in the flattened rows: copying whole rows is faster."""
+    if at.shape[0] == 1:
+        return at[0]
     return (at + torch.arange(at.shape[0], device=at.device)[:, None] * length).flatten()
 
 
@@ -136,6 +190,8 @@ def gather_rows(x: Tensor, at: Tensor) -> Tensor:
 
 def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
     """The tokens index (B, K) of x (B, H, T, d): (B, H, K, d). (torch.take_along_dim would fix B in an exported graph.)"""
+    if x.shape[0] == 1 and not torch.compiler.is_compiling():
+        return x.index_select(2, index[0])  # copies whole rows
     return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
@@ -164,6 +220,8 @@ def most_similar(x: Tensor, y: Tensor) -> Tensor:
     A large N x K matrix is made in blocks of rows, whose size does not depend on the batch.
     """
     rows = max(1, MAX_ENTRIES // y.shape[1])
+    if x.shape[1] <= rows:
+        return cosine(x, y).argmax(-1)
     return torch.cat([cosine(block, y).argmax(-1) for block in x.split(rows, dim=1)], dim=1)
 
 

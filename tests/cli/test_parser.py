@@ -130,8 +130,20 @@ def test_methods_lists_every_method(capsys: pytest.CaptureFixture) -> None:
     assert main(["methods"]) == 0
     said = capsys.readouterr().out
     for method in tokensieve.list_methods():
-        assert f"{method.name:<10} {method.summary}\n" in said
+        assert f"{method.name:<13} {method.summary}\n" in said
     assert "alpha=0.5" in said and "attention" in said
+
+
+def test_every_method_has_a_page_with_a_plan_to_copy(capsys: pytest.CaptureFixture) -> None:
+    for method in tokensieve.list_methods():
+        assert main(["methods", method.name]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith(f"{method.name}: {method.summary}\n") and all(name in said for name in method.options)
+        plan = said.split("Plan with its own place and budget:")[1].split()[0]
+        if method.part is None and not method.on_image:
+            assert str(tokensieve.Plan.parse(plan)) == plan
+    assert main(["methods", "tomee"]) == 2
+    assert "tome" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:

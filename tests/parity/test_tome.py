@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
 
 import tokensieve
-from tests.support.paths import ROOT
+from tests.parity.golden import CASES, Arrays, assert_golden, assert_same_partition, read
 from tokensieve import Reduction, View
+from tokensieve.cutting.passes import Row
 from tokensieve.methods.tome import tome
 from tokensieve.scoring import Attention
-
-CASES = ("rand", "clus")
-Arrays = dict[str, Tensor]
-
-
-def read(name: str) -> Arrays:
-    with np.load(ROOT / "tests" / "parity" / f"{name}.npz") as arrays:
-        tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
-    return {key: value.float() if value.is_floating_point() else value.long() for key, value in tensors.items()}
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +22,6 @@ def cut() -> Arrays:
 @pytest.fixture(scope="module")
 def whole_model() -> Arrays:
     return read("tome_model")
-
-
-def assert_golden(values: Tensor, golden: Tensor) -> None:
-    torch.testing.assert_close(values, golden, rtol=0, atol=1e-4 * max(1.0, float(golden.abs().max())))
 
 
 def make_view(arrays: Arrays, case: str, prefix: int, sized: bool = False) -> View:
@@ -50,11 +36,6 @@ def make_view(arrays: Arrays, case: str, prefix: int, sized: bool = False) -> Vi
         sizes=arrays[f"{case}_in_size"][:, 1:, 0] if sized else None,
         has_cls=prefix > 0,
     )
-
-
-def assert_same_partition(groups: Tensor, golden: Tensor) -> None:
-    """Groups (B, N) join the same tokens, whatever their numbers are."""
-    assert torch.equal(groups[:, :, None] == groups[:, None], golden[:, :, None] == golden[:, None])
 
 
 def check(view: View, reduction: Reduction, arrays: Arrays, name: str) -> None:
@@ -82,16 +63,17 @@ def test_one_cut_without_cls(cut: Arrays, case: str, r: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("schedule", ["r16", "r12dec"])
+@pytest.mark.parametrize(("schedule", "prop"), [("r16", True), ("r16", False), ("r12dec", True)])
 @pytest.mark.filterwarnings("ignore::tokensieve.errors.PlanWarning")  # the schedule ends with 0
-def test_a_whole_model(whole_model: Arrays, case: str, schedule: str) -> None:
+def test_a_whole_model(whole_model: Arrays, case: str, schedule: str, prop: bool) -> None:
     model = VisionTransformer(img_size=56, patch_size=4, embed_dim=48, depth=4, num_heads=4, mlp_ratio=2, num_classes=10).eval()
     model.load_state_dict({key[2:].replace("__", "."): value for key, value in whole_model.items() if key.startswith("w_")})
     numbers = whole_model[f"hp_schedule_{schedule}"].tolist()
-    plan = " + ".join(f"tome@{block}.attn:-{r}" for block, r in enumerate(numbers, start=1))
-    if len(set(numbers)) == 1:
-        plan = f"tome:-{numbers[0]}"
-    images, golden = whole_model[f"{case}_in_image"], f"{case}_out_{schedule}_prop"
+    options = "" if prop else ",prop_attn=false"
+    plan = f"tome(schedule={'/'.join(map(str, numbers))}{options})"
+    if schedule == "r12dec":  # the pair (12, -1)
+        assert [row.tokens_in - row.tokens_out for row in _ledger(model, "tome:-12(inflect=-1)", whole_model)] == numbers
+    images, golden = whole_model[f"{case}_in_image"], f"{case}_out_{schedule}_{'prop' if prop else 'noprop'}"
     with torch.no_grad():
         assert_golden(model(images), whole_model[f"{case}_out_unpatched_logits"])
         with tokensieve.apply(model, plan) as handle:
@@ -103,3 +85,9 @@ def test_a_whole_model(whole_model: Arrays, case: str, schedule: str) -> None:
         assert handle.groups is not None and handle.reduction is not None
         assert_same_partition(handle.groups, whole_model[f"{golden}_group"][:, 1:])
         assert torch.equal(handle.reduction.sizes, whole_model[f"{golden}_sizes"][:, 1:])
+
+
+def _ledger(model: VisionTransformer, plan: str, arrays: Arrays) -> list[Row]:
+    with torch.no_grad(), tokensieve.apply(model, plan) as handle:
+        model(arrays["rand_in_image"])
+    return handle.ledger

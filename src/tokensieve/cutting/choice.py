@@ -68,6 +68,7 @@ class Chooser:
 
     def __init__(self, parts: Mapping[str, nn.Module], check_finite: bool) -> None:
         self.parts = parts
+        self._modules = {name: list(part.modules()) for name, part in parts.items()}
         self.check_finite = check_finite
         self.notes = Notes()
         self.observer: Observer | None = None
@@ -75,7 +76,8 @@ class Chooser:
     def part(self, step: Step, device: torch.device) -> nn.Module | None:
         """The trained module of the step's method, moved to the device of the tokens: the model may have been moved."""
         part = self.parts.get(step.method.name)
-        for parameter in () if part is None else part.parameters():
+        modules = () if part is None else self._modules[step.method.name]
+        for parameter in (each for module in modules for each in module._parameters.values() if each is not None):
             if parameter.dtype != torch.float32:
                 raise UserError(
                     f"{step}: the weights of {step.method.name} are {parameter.dtype}, but scores are computed in float32; "
@@ -91,16 +93,18 @@ class Chooser:
         part = self.parts.get(step.method.name)
         if part is not None and part.training:
             return True
+        if step.method.adaptive:
+            return True
         if step.merges:
             return step.keeps_sizes
         return not step.method.selects or step.rest != "drop"
 
-    def tokens_to_keep(self, cut: Cut, n: int) -> int:
-        """How many of n tokens are kept."""
-        keep = cut.count(n)
+    def tokens_to_keep(self, cut: Cut, n: int, first: int | None = None) -> int:
+        """How many of n tokens are kept. first: tokens of the image before any cut; None: n."""
+        keep = cut.count(n, first)
         if keep < 1:
             raise UserError(f"{cut.step} at layer {cut.name} leaves no token of {n}")
-        if (note := count_note(cut, n)) is not None:
+        if (note := count_note(cut, n, first)) is not None:
             self.notes.warn(note)  # for images smaller than the configured size
         return keep
 
@@ -135,7 +139,10 @@ class Chooser:
 def _check_tokens(cut: Cut, view: View, images: Sequence[int] | None) -> None:
     """Raises NotFinite if the tokens contain NaN or infinity, or values so large that distances would be infinite."""
     tokens = view.tokens.detach()
-    if not tokens.numel() or torch.maximum(tokens.amax(), -tokens.amin()) <= LARGEST:  # False for NaN
+    if not tokens.numel():
+        return
+    low, high = tokens.aminmax()
+    if torch.maximum(high, -low) <= LARGEST:  # False for NaN
         return
     bad, problem = ~torch.isfinite(tokens).flatten(1).all(1), "contain NaN or infinity"
     if not bad.any():

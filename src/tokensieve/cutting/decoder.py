@@ -24,7 +24,7 @@ from tokensieve.cutting.decoder_state import (
     check_features,
     longest,
     make_probes,
-    pack_question,
+    question_order,
 )
 from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sample_count
 from tokensieve.cutting.placement import Cut
@@ -90,6 +90,9 @@ class DecoderCuts:
         """Replaces a method by planned(stock, *args, **kwargs), and reports the work of both to the observer."""
 
         def call(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if self.chooser.observer is None:
+                return planned(method, *args, **kwargs)
+
             def stock(*args: Any, **kwargs: Any) -> Any:
                 with self.chooser.model_work():
                     return method(*args, **kwargs)
@@ -177,6 +180,8 @@ class DecoderCuts:
         else:
             out = stock(*args, **kwargs)
         features: Sequence[Tensor] = out.pooler_output
+        if call.tower is not None and call.tower.counts is not None:  # without the padding of images with fewer tokens
+            features = [feature[:n] for feature, n in zip(features, call.tower.counts.tolist(), strict=True)]
         device = features[0].device
         left = self._left_by_tower(call, len(features), device) if placed is None else self._left_of(placed, call, device)
         lengths, kept, sizes = left or ([len(feature) for feature in features], None, None)
@@ -225,10 +230,10 @@ class DecoderCuts:
         h, w = state.grid
         if resized is None:
             assert state.patch_index is not None
-            return [h * w] * images, list(state.patch_index), state.sizes
+            return [h * w] * images, _real(state.patch_index, state.counts), state.sizes
         positions, (full_h, full_w) = resized.positions(device), resized.full_grid
         kept = positions.expand(images, -1) if state.patch_index is None else positions[state.patch_index]
-        return [full_h * full_w] * images, list(kept), state.sizes
+        return [full_h * full_w] * images, _real(kept, state.counts), state.sizes
 
     def _get_placeholder_mask(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         out = stock(*args, **kwargs)
@@ -251,15 +256,19 @@ class DecoderCuts:
         ids, mask = prompt.ids, prompt.attention_mask
         placeholders = ids == self.vlm.inner.config.image_token_id  # (B, L)
         counts = placeholders.sum(1) // tokens
-        if int(counts.sum()) != images:
-            raise UserError(
-                f"{images} images, but the prompts have placeholders for {int(counts.sum())}, of {tokens} tokens each"
-            )
+        if (found := int(counts.sum())) != images:
+            raise UserError(f"{images} images, but the prompts have placeholders for {found}, of {tokens} tokens each")
         real = torch.ones_like(placeholders) if mask is None else mask.to(ids.device, torch.bool)
         question = call.decoder.question_mask(call.context, real[:, -ids.shape[1] :], placeholders)
-        embedded = self.vlm.inner.get_input_embeddings()(ids)
         rows = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)
-        return pack_question(embedded, question, longest(question)).rows(rows)
+        order = question_order(question, longest(question))
+        words = self.vlm.inner.get_input_embeddings()(ids.gather(1, order))
+        return Question(words, question.gather(1, order)).rows(rows)
+
+
+def _real(kept: Tensor, counts: Tensor | None) -> list[Tensor]:
+    """What is kept of each image, (B, K), without padding; counts: (B,), None: there is none."""
+    return list(kept) if counts is None else [each[:n] for each, n in zip(kept, counts.tolist(), strict=True)]
 
 
 def _spread(features: Sequence[Tensor], kept: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:

@@ -19,14 +19,14 @@ is 0 or 1, this equals dropping. Later cuts know the probability that a token is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokensieve.core import Question, Reduction, View
+from tokensieve.core import Inputs, Question, Reduction, View
 from tokensieve.cutting.cache import CacheRecord, Stage, cache_record, cached_length, pruned_cache_class
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.decoder_state import (
@@ -36,7 +36,6 @@ from tokensieve.cutting.decoder_state import (
     VisionTokens,
     group_images,
     longest,
-    pack_question,
 )
 from tokensieve.cutting.passes import Call, Calls
 from tokensieve.cutting.placement import Cut
@@ -57,17 +56,13 @@ class DecoderLayers:
 
     def __init__(self, vlm: Vlm, cuts: Mapping[int, list[Cut]], chooser: Chooser, calls: Calls, plan: str) -> None:
         self.vlm, self.cuts, self.chooser, self.calls, self.plan = vlm, cuts, chooser, calls, plan
-
-    @property
-    def first(self) -> int:
-        """The first layer behind a cut; the depth of the decoder where there is none."""
-        return min(self.cuts, default=self.vlm.decoder.depth)
+        self.first = min(cuts, default=vlm.decoder.depth)  # the first layer behind a cut; the depth where there is none
+        self.recorded = {number - 1 for number in cuts if any(map(asks_previous, cuts[number]))}  # layers whose q, k are kept
 
     @property
     def patched(self) -> range:
         """The layers whose forward is replaced: those behind a cut, and the one before it if a cut asks for its attention."""
-        first = self.first - 1 if any(map(asks_previous, self.cuts.get(self.first, ()))) else self.first
-        return range(first, self.vlm.decoder.depth)
+        return range(self.first - (self.first - 1 in self.recorded), self.vlm.decoder.depth)
 
     def run_decoder(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The decoder's forward: one pass over its layers."""
@@ -129,6 +124,8 @@ class DecoderLayers:
             run.real = None
         if image_mask is not None:
             self._add_images(run, image_mask, call)
+            if any("inputs" in cut.step.method.needs for cuts in self.cuts.values() for cut in cuts):
+                run.embeds = x
         return run
 
     def _is_without_padding(self, real: Tensor, state: DecoderCall) -> bool:
@@ -198,7 +195,7 @@ class DecoderLayers:
         self, number: int, stock: Callable[..., Any], x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], run: DecoderPass
     ) -> Any:
         """Runs the stock layer, and keeps its queries and keys if a cut before the next layer asks for them."""
-        if run.images is None or not any(asks_previous(cut) for cut in self.cuts.get(number + 1, ())):
+        if run.images is None or number not in self.recorded:
             return stock(x, *args, **kwargs)
         attn = self.vlm.decoder.layers[number].self_attn
         with capture_calls(attn.q_proj) as q, capture_calls(attn.k_proj) as k:
@@ -214,11 +211,13 @@ class DecoderLayers:
                 x = self._cut(cut, number, x, tables, call, run, run.images)
             run.projected = None
         stage = self._find_tokens(run)
-        n_new = stage.shape[1]
+        n_new, has_changed = stage.shape[1], run.images is not None or not run.tables
         if (cache := kwargs.get("past_key_values")) is not None:
             stage = self._update_cache(cache, number, stage, run)
         run.mask = self.vlm.decoder.mask(stage.shape, n_new, stage.alive, stage.bias, x)
-        run.tables = tables if run.at is None else tuple(gather_rows(table.expand(len(x), -1, -1), run.at) for table in tables)
+        if has_changed:
+            at, rows = run.at, len(x)
+            run.tables = tables if at is None else tuple(gather_rows(table.expand(rows, -1, -1), at) for table in tables)
         return run.shorten(x)
 
     def _find_tokens(self, run: DecoderPass) -> Stage:
@@ -227,13 +226,13 @@ class DecoderLayers:
             return Stage(run.shape, run.real, run.bias)
         counts = run.images.counts()
         most = max(counts, default=run.shape[1])
+        has_fillers = any(count < most for count in counts)
         alive, bias = run.images.left if run.real is None else run.images.left & run.real, run.bias
         if most < run.shape[1]:
             order = (~alive).int().argsort(dim=1, stable=True)[:, :most]  # tokens that are left, then fillers
-            run.at = order.sort(dim=1).values  # (B, K)
+            run.at = order.sort(dim=1).values if has_fillers else order  # (B, K)
             alive = alive.gather(1, run.at)
             bias = None if bias is None else bias.gather(1, run.at)
-        has_fillers = any(count < most for count in counts)
         return Stage((run.shape[0], most), alive if has_fillers else None, bias)
 
     def _cut(
@@ -248,36 +247,42 @@ class DecoderLayers:
     ) -> Tensor:
         """Applies a step to the tokens of every image: (B, L, D) -> same."""
         groups = []
-        questions = pack_question(x, images.question, images.n_question) if "question" in cut.step.method.needs else None
+        asks = {"question", "text"} & set(cut.step.method.needs)
+        questions = images.question_of(x) if asks else None
         for group in images.groups:
             rows, at = group.rows, group.at
 
             def attend(x: Tensor = x, rows: Tensor = rows, at: Tensor = at) -> Attention:
                 return self._attention(number, asks_previous(cut), x, tables, run, images, rows, at)
 
-            tokens = gather_rows(x.index_select(0, rows), at)  # (G, N, D)
-            keep = self.chooser.tokens_to_keep(cut, at.shape[1] if group.count is None else group.count)
-            reduction = self._decide(
-                cut, keep, tokens, group, None if questions is None else questions.rows(rows), attend, call
-            )
+            tokens = gather_rows(x if len(x) == 1 == len(rows) else x.index_select(0, rows), at)  # (G, N, D)
+            n_now = at.shape[1] if group.count is None else group.count
+            keep = self.chooser.tokens_to_keep(cut, n_now, None if group.entered is None else group.entered.shape[1])
+            question = None if questions is None else questions.rows(rows)
+            reduction = self._decide(cut, keep, tokens, group, question, attend, call, self._inputs(run, images, group))
             if reduction.soft is not None:
                 self.vlm.decoder.check_bias()
                 x = x if reduction.is_selection else x.index_put((rows[:, None], at), reduction.apply(tokens))
                 groups.append(self._weigh_softly(run, group, reduction, reduction.soft.float(), keep))
                 continue
-            kept = at.gather(1, reduction.index)  # (G, K)
-            if not reduction.is_selection:
-                x = x.index_put((rows[:, None], kept), reduction.apply(tokens))
-            images.left[rows[:, None], at] = False
-            images.left[rows[:, None], kept] = True
-            if reduction.sizes is not None:
-                before = 1.0 if group.sizes is None else group.sizes.gather(1, reduction.index)
-                self._add_weight(run, rows, kept, reduction.sizes / before)
-            present = None if group.present is None else group.present.gather(1, reduction.index)
-            count = group.count if reduction.k == reduction.n else None
-            groups.append(replace(group, at=kept, sizes=reduction.sizes_after(group.sizes), present=present, count=count))
+            if reduction.k < reduction.n or reduction.counts is not None:
+                images.left[rows[:, None], at] = False
+            for behind, made, factor in _groups_behind(cut, group, reduction, tokens):
+                if made is not None:
+                    x = x.index_put((behind.rows[:, None], behind.at), made)
+                images.left[behind.rows[:, None], behind.at] = True
+                if factor is not None:
+                    self._add_weight(run, behind.rows, behind.at, factor)
+                groups.append(behind)
         images.groups = groups
         return x
+
+    def _inputs(self, run: DecoderPass, images: VisionTokens, group: ImageGroup) -> Inputs | None:
+        """The decoder's input for the images of a group, if a method asks for it."""
+        if run.embeds is None or group.entered is None:
+            return None
+        question = images.question_of(run.embeds)
+        return Inputs(gather_rows(run.embeds.index_select(0, group.rows), group.entered), question.rows(group.rows))
 
     def _attention(
         self,
@@ -307,7 +312,15 @@ class DecoderLayers:
                 last = last[:, 0]
         cos, sin = (table[rows] for table in parts)
         bias = None if bias is None else bias[rows]
-        return self.vlm.decoder.attention(number, source, (cos, sin), visible[rows], last, at, bias)
+
+        def find_question() -> tuple[Tensor, Tensor]:
+            words, mask = (each.to(rows.device)[rows] for each in images.question_positions())  # (G, T)
+            if of_previous:
+                words = run.short_positions(words, rows).clamp_max(length - 1)
+            return words, mask
+
+        length = cos.shape[1]
+        return self.vlm.decoder.attention(number, source, (cos, sin), visible[rows], last, at, bias, find_question)
 
     def _weigh_softly(self, run: DecoderPass, group: ImageGroup, reduction: Reduction, soft: Tensor, keep: int) -> ImageGroup:
         """Gives every token of a group the attention weight of its probability soft (G, N); the group behind this cut."""
@@ -326,11 +339,12 @@ class DecoderLayers:
         question: Question | None,
         attend: Callable[[], Attention],
         call: Call,
+        inputs: Inputs | None = None,
     ) -> Reduction:
         """The decision of a step about the vision tokens (G, N, D) of a group of images."""
         assert call.tower is not None  # set when the features were computed
         state, n = call.tower, tokens.shape[1]
-        if keep == (n if group.count is None else group.count):
+        if keep == (n if group.count is None else group.count) and not cut.step.method.adaptive:
             everything = Reduction(torch.arange(n, device=tokens.device).expand(len(tokens), -1), n)
             state.record_decoder_cut(cut, everything, group.numbers)
             return everything
@@ -349,6 +363,11 @@ class DecoderLayers:
                 place=cut.name,
                 question=question,
                 present=group.present,
+                layer=cut.layer,
+                depth=self.vlm.decoder.depth,
+                inputs=inputs,
+                carried=group.carried.get(str(cut.step)),
+                final_norm=getattr(self.vlm.decoder.module, "norm", None),
             )
             reduction = self.chooser.choose(cut, view, keep, group.numbers)
         state.record_decoder_cut(cut, reduction, group.numbers)
@@ -373,6 +392,34 @@ class DecoderLayers:
             new = before.first(past).then(new)  # fewer if the cache was cropped
         record.stages[number] = new
         return new
+
+
+def _groups_behind(
+    cut: Cut, group: ImageGroup, reduction: Reduction, tokens: Tensor
+) -> Iterator[tuple[ImageGroup, Tensor | None, Tensor | None]]:
+    """What a cut leaves of a group of images: groups of images with the same number of tokens. With each, its new tokens
+    (G, K, D), None where they are unchanged; and the factor (G, K) of their attention weights, None where it is 1."""
+    made = None if reduction.is_selection else reduction.apply(tokens)
+    factor = None
+    if reduction.sizes is not None and reduction.prop_attn:
+        factor = reduction.sizes / (1.0 if group.sizes is None else group.sizes.gather(1, reduction.index))
+    carried = group.carried if reduction.carry is None else group.carried | {str(cut.step): reduction.carry}
+    behind = replace(
+        group,
+        at=group.at.gather(1, reduction.index),
+        sizes=reduction.sizes_after(group.sizes),
+        present=None if group.present is None else group.present.gather(1, reduction.index),
+        count=group.count if reduction.k == reduction.n else None,
+        carried={name: values.gather(1, reduction.index) for name, values in carried.items()},
+    )
+    if reduction.counts is None:
+        yield behind, made, factor
+        return
+    counts: list[int] = reduction.counts.tolist()
+    for count in sorted(set(counts)):
+        picked = [i for i, each in enumerate(counts) if each == count]
+        new, weights = (None if each is None else each[picked, :count] for each in (made, factor))
+        yield behind.select(picked, count), new, weights
 
 
 def asks_previous(cut: Cut) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,27 @@ class ImageGroup:
     sizes: Tensor | None = None  # (G, N), number of patches merged into each token
     present: Tensor | None = None  # (G, N), the probability that each token is there, behind a soft cut; None: all are
     count: int | None = None  # tokens that a hard cut would have left, behind a soft one; None: N
+    entered: Tensor | None = None  # (G, N0), positions of its tokens before any cut in the decoder
+    carried: dict[str, Tensor] = field(default_factory=dict)  # by step: (G, N), what its method carries from cut to cut
+
+    def select(self, picked: list[int], count: int) -> ImageGroup:
+        """Some images of the group, with their first tokens."""
+
+        def part(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[picked, :count]
+
+        assert self.entered is not None
+        return ImageGroup(
+            [self.numbers[i] for i in picked],
+            [self.sequences[i] for i in picked],
+            self.rows[picked],
+            self.at[picked, :count],
+            part(self.sizes),
+            part(self.present),
+            self.count,
+            self.entered[picked],
+            {name: values[picked, :count] for name, values in self.carried.items()},
+        )
 
 
 @dataclass
@@ -54,6 +75,7 @@ class DecoderPass:
     whole: Tensor | None = None  # (B, L, D), states of all tokens at the last cut, while the layers get fewer
     mask: Tensor | None = None  # in the form that the layers of this stage expect
     tables: tuple[Tensor, ...] = ()  # (B, K, d), rotary tables of the tokens that the layers get
+    embeds: Tensor | None = None  # (B, L, D), the decoder's input, if a method asks for it
     projected: Projected | None = None  # queries and keys of the layer that just ran, if the next cut asks for them
     last: int = 0  # the last layer that runs
     is_read_between_layers: bool = False  # every layer returns all tokens
@@ -100,6 +122,7 @@ class VisionTokens:
     n_question: int  # tokens of the longest question
     n_others: list[int]  # for each sequence, tokens that are neither padding nor vision tokens
     end_with_image: bool  # the last token of a prompt is a vision token, which may be dropped
+    packed: tuple[Tensor, Tensor] | None = None  # (B, T) each: positions of the question, packed to the left, and its mask
 
     def counts(self) -> list[int]:
         """How many tokens of each sequence are left."""
@@ -108,6 +131,18 @@ class VisionTokens:
             for row in group.sequences:
                 counts[row] += group.at.shape[1]
         return counts
+
+    def question_positions(self) -> tuple[Tensor, Tensor]:
+        """Where the tokens of each question are, packed to the left, (B, T); and which of them are no padding, (B, T)."""
+        if self.packed is None:
+            order = question_order(self.question, self.n_question)
+            self.packed = order, self.question.gather(1, order)
+        return self.packed
+
+    def question_of(self, x: Tensor) -> Question:
+        """The questions among the states (B, L, D)."""
+        order, mask = self.question_positions()
+        return Question(gather_rows(x, order.to(x.device)), mask.to(x.device))
 
     def last_of_question(self) -> Tensor:
         """The position of the last token of each question, (B,)."""
@@ -171,12 +206,17 @@ def check_features(features: Tensor, computed: ImageFeatures | None) -> None:
     if computed is None:
         raise UserError("the image features were computed before the plan was attached; pass pixel values instead")
     flat = features.detach().flatten(0, -2)
-    same = len(flat) % sum(computed.lengths) == 0 and all(
-        torch.allclose(flat[probe.position].float(), probe.values.to(flat.device).float(), rtol=1e-2, atol=1e-6, equal_nan=True)
-        for probe in computed.probes
-    )
-    if not same:
+    same = len(flat) % sum(computed.lengths) == 0
+    if not same or not all(_is_same(flat[probe.position], probe.values) for probe in computed.probes):
         raise UserError("the image features are not those computed last; pass pixel values with every call")
+
+
+def _is_same(feature: Tensor, known: Tensor) -> bool:
+    """Whether a token is the known one, maybe in another precision."""
+    known = known.to(feature.device)
+    if feature.dtype == known.dtype and torch.equal(feature, known):
+        return True
+    return torch.allclose(feature.float(), known.float(), rtol=1e-2, atol=1e-6, equal_nan=True)
 
 
 def group_images(image_mask: Tensor, features: ImageFeatures) -> list[ImageGroup]:
@@ -204,8 +244,8 @@ def group_images(image_mask: Tensor, features: ImageFeatures) -> list[ImageGroup
         rows, at = (torch.tensor(column, device=image_mask.device) for column in (sequences, places))
         if features.kept is not None:
             at = at.gather(1, torch.stack([features.kept[image] for image in numbers]).to(at.device))
-        sizes = None if features.sizes is None else features.sizes[numbers]
-        groups.append(ImageGroup(numbers, sequences, rows, at, sizes))
+        sizes = None if features.sizes is None else features.sizes[numbers][:, : at.shape[1]]
+        groups.append(ImageGroup(numbers, sequences, rows, at, sizes, entered=at))
     return groups
 
 
@@ -214,7 +254,6 @@ def longest(mask: Tensor) -> int:
     return int(mask.sum(1).amax()) if len(mask) else 0
 
 
-def pack_question(x: Tensor, mask: Tensor, most: int) -> Question:
-    """The marked tokens of each row, at most so many, packed to the left: (B, L, E), (B, L) -> (B, T, E)."""
-    order = (~mask).int().argsort(dim=1, stable=True)[:, : max(1, most)]
-    return Question(gather_rows(x, order), mask.gather(1, order))
+def question_order(mask: Tensor, most: int) -> Tensor:
+    """Where the marked tokens of each row are, at most so many, packed to the left: (B, L) -> (B, T)."""
+    return (~mask).int().argsort(dim=1, stable=True)[:, : max(1, most)]

@@ -260,9 +260,12 @@ class Handle:
 
     @property
     def kept(self) -> Tensor | None:
-        """Raster indices of the kept patches, (B, K); of merged tokens, their representatives."""
+        """Raster indices of the kept patches, (B, K); of merged tokens, their representatives. Padding, where images are left
+        with different numbers of tokens, is -1."""
         total = self.reduction
-        return None if total is None else total.index
+        if total is None or total.counts is None:
+            return None if total is None else total.index
+        return total.index.masked_fill(~total.is_real(), -1)
 
     @property
     def groups(self) -> Tensor | None:

@@ -33,7 +33,23 @@ class Row:
 
     layer: str
     tokens_in: int
-    tokens_out: int
+    tokens_out: int  # of the image that is left with most
+
+    @classmethod
+    def of(cls, layer: str, reduction: Reduction) -> Row:
+        """The line of a reduction."""
+        if reduction.counts is None or torch.compiler.is_compiling():
+            return Row(layer, reduction.n, reduction.k)
+        counts: list[int] = reduction.counts.tolist()
+        return UnevenRow(layer, reduction.n, reduction.k, sum(counts) / max(1, len(counts)), min(counts, default=0))
+
+
+@dataclass(frozen=True)
+class UnevenRow(Row):
+    """A cut that left images with different numbers of tokens: `tokens_out` is the most, and what they are otherwise."""
+
+    mean_out: float
+    least_out: int
 
 
 @dataclass
@@ -54,12 +70,38 @@ class Pass:
     is_uneven: bool = False  # images had different numbers of tokens in the decoder
     soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut with a soft mask instead of a choice
     n_replaced: int = 0  # replaced methods of blocks and head that have run
+    first: int = 0  # patches of an image before any cut
+    counts: Tensor | None = None  # (B,), tokens of each image that are left, where they differ; the others are padding
+    before: Tensor | None = None  # (B, P+N, D), the tokens before the MLP of the current block, where they are needed
+    # by block: its attention, and which of its patches are left, (B, N now); None: all. For methods that see earlier blocks
+    earlier: dict[int, tuple[Attention, Tensor | None]] = field(default_factory=dict)
+    carried: dict[str, Tensor] = field(default_factory=dict)  # by step: (B, N now), what its method carries from cut to cut
 
     def current_attention(self) -> Attention | None:
         """The attention among the tokens that are left."""
         if self.attention is None or self.attention_index is None:
             return self.attention
         return self.attention.select(self.attention_index)
+
+    def earlier_attention(self) -> dict[int, Attention]:
+        """The recorded attention of earlier blocks among the tokens that are left."""
+        return {
+            number: attention if index is None else attention.select(index)
+            for number, (attention, index) in self.earlier.items()
+        }
+
+    def follow(self, step: str, reduction: Reduction) -> None:
+        """Has what is kept about single tokens follow a cut."""
+        if reduction.carry is not None:
+            self.carried[step] = reduction.carry
+        self.carried = {name: values.gather(1, reduction.index) for name, values in self.carried.items()}
+        self.attention_index = compose(self.attention_index, reduction.index)
+        self.patch_index = compose(self.patch_index, reduction.index)
+        self.earlier = {
+            number: (attention, compose(index, reduction.index)) for number, (attention, index) in self.earlier.items()
+        }
+        if reduction.counts is not None:
+            self.counts = reduction.counts
 
     def record_decoder_cut(self, cut: Cut, reduction: Reduction, numbers: list[int]) -> None:
         """Adds a cut in the decoder for the images with these numbers to the ledger. Beams repeat images.
@@ -68,15 +110,24 @@ class Pass:
         generation without a cache repeats it.
         """
         first_rows = [numbers.index(number) for number in dict.fromkeys(numbers)]
-        self.is_uneven |= len(first_rows) < len(self.samples)
+        self.is_uneven |= len(first_rows) < len(self.samples) or reduction.counts is not None
         if cut.seed in self.recorded_cuts:
             return
         self.recorded_cuts.add(cut.seed)
-        self.ledger.append(Row(cut.name, reduction.n, reduction.n if reduction.soft is not None else reduction.k))
+        self.ledger.append(
+            Row(cut.name, reduction.n, reduction.n) if reduction.soft is not None else Row.of(cut.name, reduction)
+        )
         if reduction.soft is not None:
             self.soft.append((cut.name, reduction))
         elif reduction.k < reduction.n:
-            self.stages.append((cut.name, reduction.select_images(torch.tensor(first_rows, device=reduction.index.device))))
+            if len(first_rows) < len(numbers):
+                reduction = reduction.select_images(torch.tensor(first_rows, device=reduction.index.device))
+            self.stages.append((cut.name, reduction))
+
+
+def compose(index: Tensor | None, chosen: Tensor) -> Tensor:
+    """Selects chosen (B, K) from the indices (B, N) of what is left: (B, K). None: everything is left."""
+    return chosen if index is None else index.gather(1, chosen)
 
 
 @dataclass

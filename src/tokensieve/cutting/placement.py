@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from tokensieve.core import Resize
 from tokensieve.errors import UserError
+from tokensieve.methods.registry import Place
 from tokensieve.models.resizing import Size, SizeRule
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Budget, Plan, Step
@@ -27,16 +29,39 @@ class Cut:
     part: str  # "block", "attn", "out" or "llm"
     seed: int
     budget: Budget
+    number: int = 0  # among the cuts of its step
+    total: int = 1  # cuts of its step
 
     @property
     def name(self) -> str:
         """The position in the ledger: "6", "6.attn", "out" or "llm.10"."""
         return position_name(self.layer, self.part)
 
-    def count(self, n: int) -> int:
-        """The number of tokens kept of n: that of the budget, or the fewest that the method can keep."""
-        keep, least = self.budget.count(n), self.step.method.min_keep
-        return keep if least is None else max(keep, least(n))
+    def count(self, n: int, first: int | None = None) -> int:
+        """The number of tokens kept of n: that of the budget or of the method's schedule, or the fewest that it can keep.
+
+        first: tokens of the image before any cut; None: n.
+        """
+        wanted, least = self.wanted(n, first), self.step.method.min_keep
+        return wanted if least is None else max(wanted, least(n))
+
+    def wanted(self, n: int, first: int | None = None) -> int:
+        """The number of tokens to keep of n, by the budget or by the method's schedule."""
+        method, keep = self.step.method, self.budget.count(n)
+        if method.count is None:
+            return keep
+        first = n if first is None else first
+        place = Place(n, first, keep, self.budget.count(first), self.number, self.total)
+        return min(n, method.count(place, self.step.options))
+
+    def outputs(self, n: int, first: int | None = None) -> int:
+        """The number of tokens behind the cut, of n; of an adaptive method the most that there can be."""
+        keep = self.count(n, first)
+        return keep if keep >= n else min(n, keep + self.step.method.n_extra(n, keep) + (self.step.rest == "fuse"))
+
+    def acts(self, n: int, first: int | None = None) -> bool:
+        """Whether the method is asked: fewer than n tokens are to be kept, or it decides itself how many."""
+        return self.step.method.adaptive or self.count(n, first) < n
 
 
 def position_name(layer: int, part: str) -> str:
@@ -97,8 +122,10 @@ def place_plan(
     cuts: list[Cut] = []
     for step in plan.token_steps:
         depth = tower.depth if tower is not None else 0
-        in_decoder = step.resolved_where().part == "llm"
-        positions = _resolve_decoder_positions(step, decoder, depth) if in_decoder else _resolve_positions(step, depth)
+        in_decoder = step.resolved_where(depth, decoder or 0).part == "llm"
+        positions = (
+            _resolve_decoder_positions(step, decoder, depth) if in_decoder else _resolve_positions(step, depth, decoder or 0)
+        )
         for number, (layer, part) in enumerate(positions):
             if (layer, part) in positions[:number]:
                 raise UserError(f"{step}: two of its places are layer {position_name(layer, part)} of this model; name it once")
@@ -106,17 +133,35 @@ def place_plan(
                 if tower is not None and tower.no_blocks_reason:
                     raise UserError(f"{step}: {step.method.name} needs the attention of a block, and {tower.no_blocks_reason}")
                 raise UserError(f"{step}: {step.method.name} needs the attention of a block, and none has run at @0; use @1")
-            name = position_name(layer, part)
-            cuts.append(
-                Cut(
-                    step, layer, part, seed * 1000 + len(cuts), _resolve_budget(step, name, (parts or {}).get(step.method.name))
-                )
-            )
+            _check_needs(step, layer, part, tower)
+            budget = _resolve_budget(step, position_name(layer, part), (parts or {}).get(step.method.name))
+            cuts.append(Cut(step, layer, part, seed * 1000 + len(cuts), budget, number, len(positions)))
     order = {"attn": 0, "block": 1, "out": 2, "llm": 3}
     cuts.sort(key=lambda cut: (cut.part == "llm", cut.layer, order[cut.part]))
     if any(cut.step.rest == "zero" for cut in cuts[:-1]):
         raise UserError(f"{plan}: rest=zero keeps the length, so nothing can follow it; make it the last step")
+    for before, cut in itertools.pairwise(cut for cut in cuts if cut.part != "llm"):
+        if before.step.method.adaptive and not cut.step.method.adaptive:
+            raise UserError(
+                f"{cut.step}: {before.step.method.name} leaves a different number of tokens for each image, so only adaptive "
+                "methods can follow it in the tower; put it last, or cut in the language model"
+            )
     return cuts
+
+
+def _check_needs(step: Step, layer: int, part: str, tower: Tower | None) -> None:
+    """Raises a UserError if a position cannot give what the method needs."""
+    needs, name = step.method.needs, step.method.name
+    if "before" in needs and (part not in ("block", "out") or layer == 0 or (tower is not None and tower.head is not None)):
+        raise UserError(f"{step}: {name} compares tokens before and after the MLP of a block; use it after a block, as in @6")
+    if "values" in needs and part == "llm":
+        raise UserError(f"{step}: {name} needs the values of a block of the tower; use it there, as in @6")
+    if "pixels" in needs and (part != "block" or layer != 0):
+        raise UserError(f"{step}: {name} compares the pixels of patches, so it stands before the first block; use @0")
+    if "inputs" in needs and part != "llm":
+        raise UserError(f"{step}: {name} needs the input of the language model; use it in the decoder, as in @llm.2")
+    if step.method.layers is not None and (part == "llm" or tower is None or not tower.depth or layer == 0):
+        raise UserError(f"{step}: {name} needs the attention of earlier blocks; use it in a tower with blocks, as in @out")
 
 
 def _resolve_budget(step: Step, position: str, part: Any) -> Budget:
@@ -137,7 +182,7 @@ def _resolve_decoder_positions(step: Step, decoder: int | None, depth: int) -> l
     if decoder is None:
         raise UserError(f"{step}: this model has no language decoder; cut its tower, for example @{depth // 2}")
     positions = []
-    for layer in step.resolved_where().layers:
+    for layer in step.resolved_where(depth, decoder).layers:
         counted = layer if layer >= 0 else decoder + layer
         if counted == 0 and step.options.get("attention") == "previous":
             raise UserError(f"{step}: no layer has run before llm.0, so there is no previous attention; use @llm.1")
@@ -155,8 +200,8 @@ def position_names(step: Step, tower: Tower) -> list[str]:
     return [position_name(layer, part) for layer, part in _resolve_positions(step, tower.depth)]
 
 
-def _resolve_positions(step: Step, depth: int) -> list[tuple[int, str]]:
-    where = step.resolved_where()
+def _resolve_positions(step: Step, depth: int, decoder: int = 0) -> list[tuple[int, str]]:
+    where = step.resolved_where(depth, decoder)
     if not depth:
         return [(0, "out" if where.part in ("out", "half") else where.part)]  # the handle refuses a tower without blocks
     if where.part in ("out", "half"):
@@ -179,10 +224,10 @@ def leave_feature(cuts: Sequence[Cut], tower: Tower) -> bool:
     return tower.pools_cls and all(cut.layer == tower.depth for cut in cuts)
 
 
-def count_note(cut: Cut, n: int) -> str | None:
-    """The note for a cut that keeps all of n tokens, or more than its budget."""
-    keep, budget = cut.count(n), cut.budget
-    if budget.count(n) == keep < n:
+def count_note(cut: Cut, n: int, first: int | None = None) -> str | None:
+    """The note for a cut that keeps all of n tokens, or more than its budget. first: tokens before any cut; None: n."""
+    keep, budget = cut.count(n, first), cut.budget
+    if cut.wanted(n, first) == keep < n or cut.step.method.adaptive:
         return None
     requested = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
     arriving = f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {requested}"
@@ -193,11 +238,12 @@ def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) 
     """Computes the token counts of the plan: an error where no token would be left, notes where more are kept
     than the budget says, or all."""
     notes, n = [], tower.grid[0] * tower.grid[1]
+    first = n
     for cut in cuts:
-        keep = cut.count(n)
+        keep = cut.count(n, first)
         if keep < 1:
             raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")
-        if (note := count_note(cut, n)) is not None:
+        if (note := count_note(cut, n, first)) is not None:
             notes.append(note)
         elif cut.step.method.mixes and (part := parts.get(cut.step.method.name)) and part.budget(cut.name) != keep:
             advice = f", or {part.retraining_for(keep)}" if hasattr(part, "retraining_for") else ""
@@ -207,5 +253,5 @@ def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) 
         elif tower.pools_cls and (cut.step.rest == "zero" or leave_feature(cuts, tower)):
             change = "become 0" if cut.step.rest == "zero" else "are cut"
             notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens {change}")
-        n = keep + 1 if cut.step.rest == "fuse" and keep < n else keep
+        n = cut.outputs(n, first)
     return notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokensieve.core import Question, View
+from tokensieve.core import Question, Reduction, View
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sample_count
 from tokensieve.cutting.placement import Cut, ResizedTower
@@ -39,6 +40,7 @@ class TowerCuts:
         self.tower, self.cuts, self.chooser, self.calls, self.question = tower, cuts, chooser, calls, question
         self.resized = resized  # the plan makes images smaller
         self._tracks_sizes = False  # pooling and blocks take sizes into account; set by attach
+        self._recorded: set[int] = set()  # blocks whose attention is kept for later cuts; set by attach
         self._n_replaced = 0  # blocks and head whose forward is replaced; set by attach
 
     @property
@@ -67,6 +69,7 @@ class TowerCuts:
         at_head = [cut for cut in self.cuts if self._is_at_head(cut)]
         with_attention = [cut for cut in at_head if "attention" in cut.step.method.needs]  # that of the last block
         has_sizes, first = any(makes_sizes(cut.step) for cut in self.cuts if cut.layer == 0), len(undo)
+        self._recorded = _blocks_to_record(self.cuts, tower.depth)
         for number, block in enumerate(tower.blocks, start=1):
             cuts = [cut for cut in self.cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
             cuts = [cut for cut in cuts if cut not in at_head]
@@ -74,7 +77,7 @@ class TowerCuts:
             if self._keeps_padding:
                 if number == 1:
                     undo.append(replace(block.module, "forward", self._run_first_block))
-            elif number == 1 or cuts or has_sizes or for_head or tower.per_token:
+            elif number == 1 or cuts or has_sizes or for_head or tower.per_token or number in self._recorded:
                 undo.append(self._replace_block(block, number, cuts, for_head, has_sizes))
             has_sizes = has_sizes or any(makes_sizes(cut.step) for cut in cuts)
         if at_head:
@@ -92,7 +95,8 @@ class TowerCuts:
         return cut.part == "out" and self.tower.head is not None
 
     def _set_layout(self, layout: Layout) -> None:
-        self.calls.current.layout = layout
+        needs_images = any("pixels" in cut.step.method.needs for cut in self.cuts)
+        self.calls.current.layout = layout if needs_images else dataclasses.replace(layout, images=None)
 
     def _set_full_grid(self, grid: tuple[int, int]) -> None:
         self.calls.current.full_grid = grid
@@ -116,10 +120,12 @@ class TowerCuts:
         before = [cut for cut in cuts if cut.layer == 0]
         inside = [cut for cut in cuts if cut.part == "attn"]
         after = [cut for cut in cuts if cut.layer == number and cut.part != "attn"]
-        opening = [*for_head, *inside, *(cut for cut in after if "attention" in cut.step.method.needs)]
+        opening = [*for_head, *inside, *(cut for cut in after if {"attention", "before"} & set(cut.step.method.needs))]
+        needs_before = any("before" in cut.step.method.needs for cut in after)
+        is_recorded = number in self._recorded
         # With rest=zero alone the stock block runs too, so that the CLS feature stays bit-identical.
         only_zeros = not inside and all(cut.step.rest == "zero" for cut in after)
-        is_split = has_sizes or (bool(opening) and not only_zeros)
+        is_split = has_sizes or is_recorded or (bool(opening) and not only_zeros)
         if is_split:
             _check_unwrapped(block, number)
 
@@ -135,11 +141,14 @@ class TowerCuts:
                 x = self._cut(cut, x, call, state)
             args, named = block.select_inputs(state.patch_index, args, kwargs)
             n = x.shape[1] - self.tower.prefix
-            if state.bias is not None or any(cut.budget.count(n) < n for cut in opening):
+            if state.bias is not None or is_recorded or any(cut.acts(n, state.first) for cut in opening):
                 opened, state.attention = block.attend(x, state.bias, *args, **named)
                 state.attention_index = None
+                if is_recorded:
+                    state.earlier[number] = (state.attention, None)
                 for cut in inside:
                     opened = self._cut(cut, opened, call, state)
+                state.before = opened if needs_before else None
                 x = stock(x, *args, **named) if only_zeros and state.bias is None else block.mlp(opened)
                 for cut in after:
                     x = self._cut(cut, x, call, state)
@@ -149,6 +158,7 @@ class TowerCuts:
                     x = self._cut(cut, x, call, state)
             if not for_head:
                 state.attention = None
+            state.before = None
             return x
 
         return replace(block.module, "forward", forward, reimplements=is_split)
@@ -204,7 +214,7 @@ class TowerCuts:
         h, w = self.tower.grid
         layout = call.layout or Layout((h, w), h * w)
         grid = None if layout.no_cut_reason else layout.grid
-        state = Pass(samples=self.sample_ids(call, rows, device), grid=grid, has_full_grid=n == layout.n)
+        state = Pass(samples=self.sample_ids(call, rows, device), grid=grid, has_full_grid=n == layout.n, first=n)
         if (full := self._full_grid(call)) is not None:
             state.ledger.append(Row(IMAGE, full[0] * full[1], n))
         return state
@@ -227,8 +237,8 @@ class TowerCuts:
         at_head = self._is_at_head(cut)
         step, p = cut.step, 1 if at_head else self.tower.prefix
         n = x.shape[1] - p
-        keep = self.chooser.tokens_to_keep(cut, n)
-        if keep == n:
+        keep = self.chooser.tokens_to_keep(cut, n, state.first)
+        if not cut.acts(n, state.first):
             state.ledger.append(Row(cut.name, n, n))
             return x
         prefix, tokens = x[:, :p], x[:, p:]
@@ -236,6 +246,7 @@ class TowerCuts:
         if "attention" in step.method.needs and attention is None:
             raise UserError(f"{step}: the block before it ran without the plan. {LOST}")
         with torch.autocast(x.device.type, enabled=False):  # scores need full precision
+            text, image_embeds = self._text(cut, call, tokens)
             view = View(
                 tokens=tokens,
                 prefix=prefix,
@@ -250,12 +261,20 @@ class TowerCuts:
                 place=cut.name,
                 question=self._question(cut, call, x.shape[0], state),
                 has_cls=at_head or self.tower.has_cls,
+                layer=cut.layer,
+                depth=self.tower.depth,
+                earlier={} if step.method.layers is None else state.earlier_attention(),
+                pixels=self._pixels(cut, call, n),
+                before=None if state.before is None else state.before[:, p:],
+                text=text,
+                image_embeds=image_embeds,
+                carried=state.carried.get(str(step)),
             )
             reduction = self.chooser.choose(cut, view, keep)
             if reduction.soft is not None:
                 raise UserError(f"{step}: a soft mask works in a decoder only, at @llm.L")
             state.stages.append((cut.name, reduction))
-            state.ledger.append(Row(cut.name, n, reduction.k))
+            state.ledger.append(Row.of(cut.name, reduction))
             if step.rest == "zero":
                 kept = view.sizes_or_ones().gather(1, reduction.index)
                 state.sizes = torch.zeros_like(view.sizes_or_ones()).scatter(1, reduction.index, kept)
@@ -265,10 +284,43 @@ class TowerCuts:
                 raise UserError(
                     f"{step}: train() was called while the plan was attached, which loses gradients; call it before apply"
                 )
-            state.bias = None if state.sizes is None else F.pad(state.sizes.log(), (p, 0))[:, None, None]
-            state.attention_index = _compose(state.attention_index, reduction.index)
-            state.patch_index = _compose(state.patch_index, reduction.index)
+            state.bias = _size_bias(state.sizes, p, reduction)
+            state.follow(str(step), reduction)
             return reduction.apply(x, p)
+
+    def _pixels(self, cut: Cut, call: Call, n: int) -> Tensor | None:
+        """The pixels of each patch, (B, N, C p p), if the method needs them."""
+        if "pixels" not in cut.step.method.needs:
+            return None
+        layout = call.layout
+        if layout is None or layout.images is None or layout.images.dim() != 4 or layout.n != n:
+            raise UserError(
+                f"{cut.step}: the pixels of the patches are not known in this model, which makes patches in another way"
+            )
+        (h, w), images = layout.grid, layout.images
+        patch = (images.shape[2] // h, images.shape[3] // w)
+        return F.unfold(images[:, :, : h * patch[0], : w * patch[1]], patch, stride=patch).transpose(1, 2)
+
+    def _text(self, cut: Cut, call: Call, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The embeddings of the text that the caller gave, (B, M, E), and the tokens in their space, (B, N, E)."""
+        if "text" not in cut.step.method.needs or (cut.part == "out" and call.decoder.prompt is not None):
+            return None, None  # a language model has its own text
+        text = call.context.get("text")
+        if not isinstance(text, Tensor) or text.dim() not in (2, 3) or text.shape[0] not in (1, len(tokens)):
+            raise UserError(
+                f"{cut.step}: {cut.step.method.name} needs the text of each image; give its embeddings, (B, E) or (B, M, E): "
+                'with handle.call(context={"text": model.encode_text(texts)}): ...'
+            )
+        text = text[:, None] if text.dim() == 2 else text
+        embeds = call.context.get("image_embeds")
+        if embeds is None:
+            embeds = tokens if self._is_at_head(cut) else self.tower.project(tokens)
+        if embeds.shape[:2] != tokens.shape[:2] or embeds.shape[2] != text.shape[2]:
+            raise UserError(
+                f"{cut.step}: the tokens have {tuple(embeds.shape)} entries in the space of the text, which has "
+                f"{tuple(text.shape)}; give the embeddings of the tower's own text model"
+            )
+        return text.to(tokens.device).expand(len(tokens), -1, -1), embeds
 
     def _question(self, cut: Cut, call: Call, images: int, state: Pass) -> Question | None:
         if "question" not in cut.step.method.needs:
@@ -286,6 +338,20 @@ def _check_unwrapped(block: Block, number: int) -> None:
         raise UserError(f"block {number} is run in two halves, but {error}") from None
 
 
-def _compose(index: Tensor | None, chosen: Tensor) -> Tensor:
-    """Selects chosen (B, K) from the indices (B, N) of what is left: (B, K). None: everything is left."""
-    return chosen if index is None else index.gather(1, chosen)
+def _size_bias(sizes: Tensor | None, prefix: int, reduction: Reduction) -> Tensor | None:
+    """What later attention adds to the logits of keys, (B, 1, 1, P+K): log of the sizes (B, K). Padding is hidden."""
+    if sizes is None:
+        return None
+    if not reduction.prop_attn:
+        if reduction.counts is None:
+            return None
+        sizes = (sizes > 0).float()
+    return F.pad(sizes.log(), (prefix, 0))[:, None, None]
+
+
+def _blocks_to_record(cuts: Sequence[Cut], depth: int) -> set[int]:
+    """The numbers of the blocks whose attention methods want to see at a later cut."""
+    wanted = {
+        (number, cut.layer) for cut in cuts if cut.step.method.layers is not None for number in cut.step.method.layers(depth)
+    }
+    return {number for number, at in wanted if 1 <= number <= at}

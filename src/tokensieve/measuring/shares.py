@@ -26,7 +26,7 @@ def in_shares(handle: Handle, tower: Tower | None, depth: int | None, n: int) ->
         if cut.budget.kind == "share" or keep < n:
             share = cut.budget if cut.budget.kind == "share" else token_share(keep, n)
             steps.append(make_step(cut.step.method, Where.parse(cut.name), share, given))
-        n = keep + (cut.step.rest == "fuse" and keep < n)
+        n = cut.outputs(n)
     return Plan(tuple(steps))
 
 

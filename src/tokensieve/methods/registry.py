@@ -20,16 +20,37 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from tokensieve.core import Reduction, Resize
 from tokensieve.errors import UserError, describe_value, did_you_mean, short
 from tokensieve.registry import Registry
-from tokensieve.rest import MERGE_OPTIONS, RESTS
+from tokensieve.rest import MERGE_OPTIONS, RAGGED_RESTS, RESTS
 
 Decide = TypeVar("Decide", bound=Callable[..., Reduction])
 DecideSize = TypeVar("DecideSize", bound=Callable[..., Resize])
 Check = Callable[[Mapping[str, Any]], None]
 DefaultBudget = Callable[[Mapping[str, Any]], int | str]
+FindPlaces = Callable[[int, int], str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One of the cuts of a step, for methods whose number of tokens depends on it."""
+
+    n: int  # tokens that arrive
+    first: int  # tokens of the image before any cut
+    keep: int  # of the arriving tokens, by the budget of the plan
+    keep_first: int  # of the first tokens, by the budget of the plan
+    number: int  # of the cut among those of the step, from 0
+    total: int  # cuts of the step
+
+
+Count = Callable[[Place, Mapping[str, Any]], int]
 
 NEEDS = {
     "attention": "attention of the block before the cut, so it cannot stand at @0",
     "question": "the question, where a language model reads the tokens",
+    "text": "embeddings of the text in the space of the image tokens",
+    "values": "the values of a block's attention, so it stands in a tower",
+    "before": "the tokens before the MLP of a block, so it stands after a block",
+    "pixels": "the pixels of the patches, so it stands at @0",
+    "inputs": "the input embeddings of the language model, so it stands at @llm.L",
 }
 ATTENTIONS = {  # whose attention a method sees at a decoder layer
     "layer": "of the layer to come, computed for the method",
@@ -119,8 +140,16 @@ class Method:
     recipe: str = ""  # the command that trains its part
     norm: float | None = None  # the default of the option `norm`; None: the method merges nothing by itself
     control: bool = False  # a baseline that others should beat at the same number of tokens; the report marks it
-    where: str = ""  # its positions when the plan has none, as a plan writes them; "": after half the depth
+    where: str | FindPlaces = ""  # its positions when the plan has none, as a plan writes them; "": after half the depth.
+    # A function gets the number of blocks of the tower and of layers of the decoder (0: there is none)
     min_keep: Callable[[int], int] | None = None  # the fewest of n tokens that it can keep; None: 1
+    count: Count | None = None  # tokens to keep at one of its cuts, for schedules; None: what the budget says
+    # output tokens beyond those to keep: 1 for a token made of the rest, -1 if the authors count CLS; or a function of the
+    # number of tokens that arrive and of those to keep
+    extra: int | Callable[[int, int], int] = 0
+    adaptive: bool = False  # leaves a different number of tokens for each image; `keep` is the most
+    layers: Callable[[int], tuple[int, ...]] | None = None  # of the depth: earlier blocks whose attention it sees, from 1
+    sums: bool = False  # its outputs are weighted sums, whose weights do not add up to 1
     on_image: bool = False  # acts on the image: decide is (image size, patch size, **options) -> Resize; sizes are (h, w)
 
     @property
@@ -129,6 +158,10 @@ class Method:
         merging = MERGE_OPTIONS if self.selects or self.norm is not None else ()
         attention = ("attention",) if "attention" in self.needs else ()
         return frozenset((*(("rest",) if self.selects else ()), *merging, *attention))
+
+    def n_extra(self, n: int, keep: int) -> int:
+        """Output tokens beyond the `keep` of n."""
+        return self.extra if isinstance(self.extra, int) else self.extra(n, keep)
 
     def __repr__(self) -> str:
         return f"Method({self.name!r})"
@@ -165,8 +198,14 @@ def describe(
     recipe: str = "",
     norm: float | None = None,
     control: bool = False,
-    where: str = "",
+    where: str | FindPlaces = "",
     min_keep: Callable[[int], int] | None = None,
+    count: Count | None = None,
+    extra: int | Callable[[int, int], int] = 0,
+    adaptive: bool = False,
+    layers: Callable[[int], tuple[int, ...]] | None = None,
+    sums: bool = False,
+    attention: Literal["layer", "previous"] = "layer",
 ) -> Method:
     """A Method from a function, without registering it; arguments as in `method`."""
     name = _read_name(decide)
@@ -179,16 +218,18 @@ def describe(
     options = _read_options(decide)
     added: dict[str, Option] = {}
     if "attention" in needs:
-        added["attention"] = Option(str, "layer", tuple(ATTENTIONS))
+        added["attention"] = Option(str, attention, tuple(ATTENTIONS))
     if selects:
-        added["rest"] = Option(str, "drop", tuple(RESTS))
+        added["rest"] = Option(str, "drop", RAGGED_RESTS if adaptive else tuple(RESTS))
     if selects or norm is not None:
         added |= {"norm": Option(float, norm or 0.0), "sizes": Option(str, "yes", ("yes", "no"))}
     for taken in added.keys() & options.keys():
         raise UserError(f"{name}: the option {taken!r} is added to methods by the engine; choose another name")
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
     about = (name, decide, summary, paper, tuple(needs), selects, options | added)
-    return Method(*about, check, budget, part, mixes, recipe, norm, control, where, min_keep)
+    return Method(
+        *about, check, budget, part, mixes, recipe, norm, control, where, min_keep, count, extra, adaptive, layers, sums
+    )
 
 
 def method(
@@ -206,8 +247,14 @@ def method(
     recipe: str = "",
     norm: float | None = None,
     control: bool = False,
-    where: str = "",
+    where: str | FindPlaces = "",
     min_keep: Callable[[int], int] | None = None,
+    count: Count | None = None,
+    extra: int | Callable[[int, int], int] = 0,
+    adaptive: bool = False,
+    layers: Callable[[int], tuple[int, ...]] | None = None,
+    sums: bool = False,
+    attention: Literal["layer", "previous"] = "layer",
 ) -> Callable[[Decide], Decide]:
     """Registers the decorated function as a method that plans can name.
 
@@ -217,7 +264,9 @@ def method(
     Args:
         summary: one line for `tokensieve methods`. Default: the first line of the docstring.
         paper: the citation, if the method is published.
-        needs: "attention" (the attention of the block before the cut) and "question" (the text that came with the image).
+        needs: "attention" (the attention of the block before the cut), "question" (the text that came with the image), "text"
+            (its embeddings in the space of the image tokens), "values" (of the block's attention), "before" (the tokens before
+            the MLP of the block), "pixels" (of the patches, at @0), "inputs" (the input embeddings of the language model).
         selects: True if the method returns `Reduction.keep`; plans can then set the option `rest`. False if it merges.
         check: called with all option values; raises `UserError` for values that make no sense.
         budget: called with all option values; the tokens to keep where the plan has no budget, as a number or as in a plan
@@ -228,9 +277,18 @@ def method(
         norm: of methods that merge (`Reduction.merge`): the default of the option `norm`, with which averaged tokens get their
             norm back: 0 for plain means.
         control: True for a baseline that others should beat at the same number of tokens; the report marks it.
-        where: the positions of the cuts where the plan states none, as in a plan ("*.attn"). Default: after half the depth.
+        where: the positions of the cuts where the plan states none, as in a plan ("*.attn"), or a function of the number of
+            blocks and of decoder layers. Default: after half the depth.
         min_keep: called with the number of tokens that arrive; the fewest that the method can keep. A smaller budget keeps that
             many, and a note says so.
+        count: called with a `Place` and all option values; the tokens to keep at this cut of the step, for schedules.
+        extra: output tokens beyond those to keep, such as 1 for a token that stands for the rest; or a function of the number
+            of tokens that arrive and of those to keep.
+        adaptive: True if images are left with different numbers of tokens (`Reduction.keep_some`, `Reduction.stack`), at most
+            as many as the budget says.
+        layers: called with the number of blocks; the earlier blocks whose attention is in `view.earlier`, from 1.
+        sums: True if output tokens are weighted sums whose weights do not add up to 1.
+        attention: the default of the option `attention`: whose attention the method sees in a decoder.
 
     Returns:
         The decorator. It returns the function unchanged.
@@ -266,6 +324,12 @@ def method(
             control=control,
             where=where,
             min_keep=min_keep,
+            count=count,
+            extra=extra,
+            adaptive=adaptive,
+            layers=layers,
+            sums=sums,
+            attention=attention,
         )
         REGISTRY.add(declared, decide.__module__)
         return decide

@@ -46,8 +46,10 @@ class StandardisedScores(nn.Module):
         self.scale = nn.Parameter(torch.tensor(FIRST_SCALE))
 
     def forward(self, scores: Tensor, present: Tensor | None = None) -> Tensor:
-        there = torch.ones_like(scores) if present is None else present
-        share = there / there.sum(-1, keepdim=True)  # (B, N)
+        if present is None:
+            centred = scores - scores.mean(-1, keepdim=True)
+            return self.scale * centred / centred.square().mean(-1, keepdim=True).add(1e-12).sqrt()
+        share = present / present.sum(-1, keepdim=True)  # (B, N)
         centred = scores - (share * scores).sum(-1, keepdim=True)
         return self.scale * centred / (share * centred.square()).sum(-1, keepdim=True).add(1e-12).sqrt()
 
@@ -60,27 +62,45 @@ def coverage(scores: Tensor, tokens: Tensor, keep: int, present: Tensor | None =
     present: (B, N), the probability that each token is there, at a soft cut behind another one; None: all are.
     """
     x = tokens.float()
-    there = torch.ones_like(scores, dtype=torch.float32) if present is None else present.float()
-    scores = scores.float() + there.clamp_min(torch.finfo(torch.float32).tiny).log()
-    x = x * clip_factor(x.norm(dim=-1), CLIP, there > 0.5)[..., None]
-    share = (there / there.sum(-1, keepdim=True))[..., None]  # (B, N, 1)
-    x = x - (share * x).sum(1, keepdim=True)
-    square = x.square().sum(-1)  # (B, N), squared distances from the mean
-    unit = (share[..., 0] * square).sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)  # (B, 1)
+    scores = scores.float()
+    if present is None:
+        x = x * clip_factor(x.norm(dim=-1), CLIP)[..., None]
+        x = x - x.mean(1, keepdim=True)
+        square = x.square().sum(-1)  # (B, N), squared distances from the mean
+        unit = square.mean(-1, keepdim=True)  # (B, 1)
+    else:
+        there = present.float()
+        scores = scores + there.clamp_min(torch.finfo(torch.float32).tiny).log()
+        x = x * clip_factor(x.norm(dim=-1), CLIP, there > 0.5)[..., None]
+        share = (there / there.sum(-1, keepdim=True))[..., None]  # (B, N, 1)
+        x = x - (share * x).sum(1, keepdim=True)
+        square = x.square().sum(-1)
+        unit = (share[..., 0] * square).sum(-1, keepdim=True)
+    unit = unit.clamp_min(torch.finfo(torch.float32).tiny)
     distance = (square[:, :, None] - 2 * x @ x.transpose(1, 2) + square[:, None]) / unit[..., None]  # (B, N, N)
-    image = torch.arange(len(x), device=x.device)
-    is_chosen = torch.zeros_like(square, dtype=torch.bool)
-    nearest, first = square / unit, image
-    for number in range(min(keep, x.shape[1])):
-        sums = (scores + nearest.clamp_min(MIN_DISTANCE).log()).masked_fill(is_chosen, -torch.inf)  # (B, N)
-        chosen = sums.argmax(-1)  # (B,)
-        is_chosen[image, chosen] = True
-        if number == 0:
-            first, nearest = chosen, distance[image, chosen]
-        else:
-            nearest = torch.where(is_chosen, nearest, torch.minimum(nearest, distance[image, chosen]))
-    added = nearest.clamp_min(MIN_DISTANCE).log()
+    logs = distance.clamp_min_(MIN_DISTANCE).log_()
+    # Sums of score and coverage, if one token (row) were the only chosen one. It drops out itself, and the sums of several are
+    # the least of theirs: logarithm and addition keep the order.
+    sums = logs + scores[:, None]  # (B, N, N)
+    sums.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+    rows, starts = sums.flatten(0, 1), torch.arange(len(x), device=x.device) * x.shape[1]
+    chosen = (scores + (square / unit).clamp_min(MIN_DISTANCE).log()).argmax(-1)  # (B,)
+    order, left = [chosen], rows.index_select(0, chosen + starts)  # (B, N)
+    for _ in range(min(keep, x.shape[1]) - 1):
+        chosen = left.argmax(-1)
+        order.append(chosen)
+        left = torch.minimum(left, rows.index_select(0, chosen + starts))
+    return _added(logs, torch.stack(order, dim=1), scores)
+
+
+def _added(logs: Tensor, order: Tensor, scores: Tensor) -> Tensor:
+    """What the coverage adds, (B, N): the least of the logs (B, N, N) to the tokens chosen before, order (B, K)."""
+    n = scores.shape[1]
+    to_chosen = logs.gather(1, order[..., None].expand(-1, -1, n))  # (B, K, N)
+    added = to_chosen.amin(1)
+    earlier = to_chosen.gather(2, order[:, None].expand(-1, order.shape[1], -1)).cummin(1).values  # (B, K, K)
+    added.scatter_(1, order[:, 1:], earlier.diagonal(offset=1, dim1=1, dim2=2))
     # The first token was compared with the mean, so its sum is set: a little above the largest of the others.
-    others = (scores + added).scatter(1, first[:, None], -torch.inf).amax(-1)
-    added[image, first] = others + MARGIN - scores[image, first]
-    return added
+    first = order[:, :1]
+    others = (scores + added).scatter(1, first, -torch.inf).amax(-1, keepdim=True)
+    return added.scatter(1, first, others + MARGIN - scores.gather(1, first))

@@ -6,7 +6,7 @@ Every decoder built like Llama is supported: layers in `layers`, each with `self
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import Uncuttable, UserError
-from tokensieve.scoring import Attention, gather_rows, gather_tokens
+from tokensieve.scoring import Attention, TextRows, gather_rows, gather_tokens
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 MASKS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")  # attention implementations whose masks can be made here
@@ -102,6 +102,8 @@ class Decoder:
             return alive
         if alive is None and bias is None and self.implementation == "sdpa" and queries in (1, total):
             return None
+        if alive is None and bias is not None and queries == 1:  # the last token sees all
+            return bias[:, None, None].to(like.dtype)
         order = torch.arange(total, device=like.device)
         visible = order <= order[total - queries :, None]  # (Q, T)
         if alive is not None:
@@ -121,13 +123,15 @@ class Decoder:
         last: Tensor,
         at: Tensor,
         bias: Tensor | None = None,
+        question: Callable[[], tuple[Tensor, Tensor]] | None = None,
     ) -> Attention:
         """The attention of a layer: the row of one token, and the vision tokens. Queries are computed when they are asked for.
 
         source: the layer's input states (B, L, D), or what its projections returned; tables: rotary (cos, sin), (B, L, d) each;
         alive (B, L): False is hidden; last (B,): the token used like CLS, whose row covers all tokens that it can attend to;
         at (B, N): the vision tokens; bias (B, L): added to the logits of each key. Vision tokens attend to each other in both
-        directions, because the order of patches is only that of the raster.
+        directions, because the order of patches is only that of the raster. question: returns (B, T), positions of the text,
+        and (B, T), False where they are padding; it is called when a method asks for the text.
         """
         attn = self.layers[layer].self_attn
         normed = self.layers[layer].input_layernorm(source) if isinstance(source, Tensor) else None
@@ -144,12 +148,26 @@ class Decoder:
 
         k = project("k", None)
         own = project("q", last[:, None])  # (B, H, 1, d)
-        k = k.repeat_interleave(own.shape[1] // k.shape[1], dim=1)
+        if own.shape[1] != k.shape[1]:
+            k = k.repeat_interleave(own.shape[1] // k.shape[1], dim=1)
         logits = (own.float() * scale) @ k.float().transpose(-1, -2)  # (B, H, 1, L)
         logits = logits if bias is None else logits + bias[:, None, None]
         hidden = torch.arange(length, device=last.device) > last[:, None]  # (B, L)
         hidden = hidden if alive is None else hidden | ~alive
         lse = logits.masked_fill(hidden[:, None, None], -torch.inf).logsumexp(-1)  # (B, H, 1)
+
+        def read_text() -> TextRows:
+            assert question is not None
+            words, mask = question()
+            q = project("q", words)  # (B, H, T, d)
+            order = torch.arange(length, device=words.device)
+            unseen = order > words[..., None]  # (B, T, L)
+            unseen = unseen if alive is None else unseen | ~alive[:, None]
+            logits = (q.float() * scale) @ k.float().transpose(-1, -2)  # (B, H, T, L)
+            logits = logits if bias is None else logits + bias[:, None, None]
+            lse = logits.masked_fill(unseen[:, None], -torch.inf).logsumexp(-1)
+            return TextRows(q, gather_tokens(k, words), lse, mask, words > at.amax(1, keepdim=True))
+
         rows = torch.cat([last[:, None], at], dim=1)  # (B, 1+N)
         row = (logits - lse[..., None]).exp().mean(1)[:, 0].gather(1, at)  # (B, N)
         return Attention(
@@ -160,6 +178,7 @@ class Decoder:
             bias=None if bias is None else bias.gather(1, rows)[:, None, None],
             row=row,
             first_lse=lse,
+            text=None if question is None else read_text,
         )
 
     def _heads(self, attn: Any, name: str, projected: Tensor) -> Tensor:

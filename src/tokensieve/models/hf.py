@@ -115,7 +115,7 @@ class HFBlock:
                 q, k = (self._rotate(part, *position_embeddings).type_as(v) for part in (q, k))
             scale = attn.head_dim**-0.5
             out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
-            seen.append(Attention(q, k, self.prefix, scale, bias, lse, self.has_cls))
+            seen.append(Attention(q, k, self.prefix, scale, bias, lse, self.has_cls, v=v))
             eager = attn.config._attn_implementation == "eager"  # which returns its weights, for output_attentions
             weights = seen[0].weights().to(q.dtype) if eager else None
             return getattr(attn, self.names.out)(out.transpose(1, 2).flatten(2)), weights

@@ -52,7 +52,7 @@ class OpenBlock:
             q, k = self._normed(q, k)
             scale = q.shape[-1] ** -0.5
             out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
-            seen.append(Attention(q, k, self.prefix, scale, bias, lse))
+            seen.append(Attention(q, k, self.prefix, scale, bias, lse, v=v))
             if getattr(attn, "head_scale", None) is not None:
                 out = out * attn.head_scale
             out = out.transpose(1, 2).flatten(2)  # (B, T, D)

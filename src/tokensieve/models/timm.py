@@ -60,7 +60,7 @@ class TimmBlock:
             if not attn.fused_attn:
                 check_no_hooks(attn.attn_drop)  # the usual place to read attention maps
             out, lse = attend(q, k, v, bias, attn.scale)
-            seen.append(Attention(q, k, self.prefix, attn.scale, bias, lse, self.has_cls))
+            seen.append(Attention(q, k, self.prefix, attn.scale, bias, lse, self.has_cls, v=v))
             out = attn.norm(out.transpose(1, 2).flatten(2))  # (B, T, D)
             if getattr(attn, "gate", None) is not None:
                 out = out * attn.gate(normed).sigmoid()

@@ -75,6 +75,7 @@ class Layout:
     grid: tuple[int, int]  # (h, w) of every image; where they differ, of the first
     n: int  # patches of each image; where they differ, of the first
     no_cut_reason: str = ""  # why tokens of this batch cannot be cut: its images have different grids
+    images: Tensor | None = None  # (B, C, H, W), what the patches are made of, where it is known
 
 
 @dataclass
@@ -116,7 +117,7 @@ def watch_conv(conv: nn.Module, set_layout: Callable[[Layout], None]) -> list[Un
 
     def record(module: nn.Module, args: Any, out: Tensor) -> None:
         h, w = out.shape[-2:]
-        set_layout(Layout((h, w), h * w))
+        set_layout(Layout((h, w), h * w, images=args[0] if args else None))
 
     return [conv.register_forward_hook(Patch(record)).remove]
 

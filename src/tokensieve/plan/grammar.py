@@ -26,6 +26,7 @@ from tokensieve.errors import UserError, did_you_mean, nearest, short
 from tokensieve.plan.mixes import MIXES
 
 MAX_LENGTH = 2000  # characters of a plan's text
+MAX_LISTED = 12  # names in a message
 EXAMPLES = "for example 'anchor@6(k=10,m=50)', 'random@3,6:70%' or 'none'"
 PLACES = "write @6, @3,6,9, @-1, @*, @6.attn, @out or @llm.2"
 BUDGETS = "write 60 (keep 60 tokens), 40% (keep 40%) or -8 (remove 8)"
@@ -174,9 +175,14 @@ def _fail_name(reader: Reader, name: str, start: int, names: Collection[str]) ->
         edits.append((start, reader.at, f"{bare}@{name[len(bare) :]}"))
     if (near := nearest(name, names)) is not None:
         edits.append((start, reader.at, near))
-    reader.fail(
-        f"no method named {short(name)!r} (known: {', '.join(sorted(names))})", start, *edits, hint=did_you_mean(name, names)
-    )
+    reader.fail(f"no method named {short(name)!r} ({_list_names(names)})", start, *edits, hint=did_you_mean(name, names))
+
+
+def _list_names(names: Collection[str]) -> str:
+    known = sorted(names)
+    if len(known) <= MAX_LISTED:
+        return f"known: {', '.join(known)}"
+    return f"`tokensieve methods` lists the {len(known)} that are known"
 
 
 def _check_next(reader: Reader, allowed: str) -> None:

@@ -164,9 +164,12 @@ class Step:
         """The keyword arguments of the method's function: all options but those that the engine carries out."""
         return {name: value for name, value in self.options.items() if name not in self.method.engine_options}
 
-    def resolved_where(self) -> Where:
-        """The positions that the plan states, or those of the method."""
-        return Where.parse(self.method.where) if self.where.part == "half" and self.method.where else self.where
+    def resolved_where(self, depth: int = 12, decoder: int = 32) -> Where:
+        """The positions that the plan states, or those of the method in a tower and a decoder of these depths."""
+        default = self.method.where
+        if self.where.part != "half" or not default:
+            return self.where
+        return Where.parse(default if isinstance(default, str) else default(depth, decoder))
 
     def resolved_budget(self) -> Budget:
         """The budget that the plan states, or the one that follows from the options."""

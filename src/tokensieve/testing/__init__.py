@@ -3,49 +3,154 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core import Question, Reduction, View
+from tokensieve.core import Inputs, Question, Reduction, View
 from tokensieve.errors import UserError
 from tokensieve.methods.registry import Method, describe, get_method
 from tokensieve.plan import Budget, make_step
 from tokensieve.rest import apply_rest
-from tokensieve.scoring import Attention
+from tokensieve.scoring import Attention, TextRows
 
 
 def make_view(
     batch: int = 3,
-    grid: tuple[int, int] = (6, 4),
+    grid: tuple[int, ...] | None = (6, 4),
     width: int = 32,
     heads: int = 4,
     dtype: torch.dtype = torch.float32,
     merged: bool = False,
     seed: int = 0,
+    *,
+    tokens: Tensor | None = None,
+    prefix: Tensor | None = None,
+    q: Tensor | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    scale: float | None = None,
+    sizes: Tensor | None = None,
+    earlier: Mapping[int, tuple[Tensor, Tensor]] | None = None,
+    text: Tensor | None = None,
+    image_embeds: Tensor | None = None,
+    span: tuple[int, int] | None = None,
+    **more: Any,
 ) -> View:
-    """A View of made-up tokens with a CLS token and attention; merged: some tokens already stand for several patches."""
+    """A View of given arrays, or of made-up tokens.
+
+    Without `tokens`, everything is made up: a CLS token, attention, a question; `merged`: some tokens already stand for
+    several patches. With them, the view holds what is given and nothing else, so that a method can be compared with other
+    code number by number: `get_method(name).decide(make_view(tokens=x, q=q, k=k), keep)`.
+
+    Args:
+        grid: (h, w), or (frames, h, w) of a video; None: unknown.
+        tokens: (B, N, D), without prefix tokens.
+        prefix: (B, P, D), CLS first; default: none, or of width 0 where q has more tokens than `tokens`.
+        q, k, v: (B, H, P+N, d), of the block before the cut; q may be left out for methods that use keys alone. With `span`
+            they are of a whole causal sequence of a language model, (B, H, L, d).
+        scale: of the logits; default: 1/sqrt(d).
+        sizes: (B, N), the number of patches that each token stands for.
+        earlier: by number of a block, from 1: its (q, k).
+        text: (B, M, E), or (B, E), embeddings of the text by the model's text tower.
+        image_embeds: (B, N, E), the tokens in the space of `text`.
+        span: the first vision token of the sequence and the first one behind them.
+        more: further fields of `View`, such as layer=4, depth=12.
+    """
+    if tokens is None:
+        return _made_up(batch, grid or (6, 4), width, heads, dtype, merged, seed, more)
+    keys, n = k, tokens.shape[1]
+    p = 0 if keys is None or span is not None else keys.shape[2] - n
+    if prefix is None:
+        prefix = tokens.new_zeros((len(tokens), p, tokens.shape[2]))
+    sized = None if sizes is None else F.pad(sizes.float().log(), (p, 0))[:, None, None]
+
+    def attention(q: Tensor | None, k: Tensor, v: Tensor | None = None) -> Attention:
+        factor = k.shape[-1] ** -0.5 if scale is None else scale
+        if span is not None:
+            assert q is not None
+            return causal_attention(q, k, span, factor)
+        return Attention(torch.zeros_like(k) if q is None else q, k, p, factor, sized, has_cls=p > 0, v=v)
+
+    return View(
+        tokens=tokens,
+        prefix=prefix,
+        grid=grid if grid is not None and math.prod(grid) == n else None,
+        attention=None if keys is None else attention(q, keys, v),
+        sizes=sizes,
+        earlier={layer: attention(*pair) for layer, pair in (earlier or {}).items()},
+        text=text[:, None] if text is not None and text.dim() == 2 else text,
+        image_embeds=image_embeds,
+        has_cls=p > 0,
+        seed=seed,
+        **more,
+    )
+
+
+def causal_attention(q: Tensor, k: Tensor, span: tuple[int, int], scale: float) -> Attention:
+    """The attention of a decoder layer with queries and keys (B, H, L, d), as a method sees it: the row of the last token,
+    the vision tokens of the span, and the text around them."""
+    length, (start, stop) = q.shape[2], span
+    order = torch.arange(length, device=q.device)
+    logits = (q.float() * scale) @ k.float().transpose(-1, -2)
+    lse = logits.masked_fill(order > order[:, None], -torch.inf).logsumexp(-1)  # (B, H, L)
+    row = (logits[:, :, -1, start:stop] - lse[:, :, -1:]).exp().mean(1)
+    rows = torch.cat([order[-1:], order[start:stop]])
+    words = torch.cat([order[:start], order[stop:]])
+    mask = torch.ones((len(q), len(words)), dtype=torch.bool, device=q.device)
+    text = TextRows(q[:, :, words], k[:, :, words], lse[:, :, words], mask, (words >= stop).expand_as(mask))
+    return Attention(q[:, :, rows], k[:, :, rows], 1, scale, row=row, first_lse=lse[:, :, -1:], text=text)
+
+
+def _made_up(
+    batch: int,
+    grid: tuple[int, ...],
+    width: int,
+    heads: int,
+    dtype: torch.dtype,
+    merged: bool,
+    seed: int,
+    more: Mapping[str, Any],
+) -> View:
     generator = torch.Generator().manual_seed(seed)
-    n = grid[0] * grid[1]
+    n = math.prod(grid)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
     sizes = torch.randint(1, 5, (batch, n), generator=generator).float() if merged else None
-    bias = None if sizes is None else torch.nn.functional.pad(sizes.log(), (1, 0))[:, None, None]
-    shape = (batch, heads, n + 1, width // heads)
-    return View(
-        tokens=draw(batch, n, width),
-        prefix=draw(batch, 1, width),
+    bias = None if sizes is None else F.pad(sizes.log(), (1, 0))[:, None, None]
+    shape, words = (batch, heads, n + 1, width // heads), (batch, heads, 5, width // heads)
+    scale = (width // heads) ** -0.5
+    mask = torch.arange(5) < 3 + torch.arange(batch)[:, None] % 3
+    tokens, prefix, q, k = draw(batch, n, width), draw(batch, 1, width), draw(*shape), draw(*shape)
+    question = Question(draw(batch, 5, width), mask)
+    text = TextRows(draw(*words), draw(*words), torch.full(words[:3], 4.0), mask, torch.ones_like(mask))
+    made = View(
+        tokens=tokens,
+        prefix=prefix,
         grid=None if merged else grid,
-        attention=Attention(draw(*shape), draw(*shape), prefix=1, scale=(width // heads) ** -0.5, bias=bias),
+        attention=Attention(q, k, prefix=1, scale=scale, bias=bias, v=draw(*shape), text=text),
         sizes=sizes,
         samples=torch.arange(batch) + 7,
         seed=seed,
-        question=Question(draw(batch, 5, width), torch.arange(5) < 3 + torch.arange(batch)[:, None] % 3),
+        question=question,
+        layer=4,
+        depth=12,
+        earlier={number: Attention(draw(*shape), draw(*shape), 1, scale) for number in range(1, 12)},
+        before=draw(batch, n, width),
+        pixels=draw(batch, n, 3)[:, torch.arange(n) // 2],
+        text=draw(batch, 2, 16),
+        image_embeds=draw(batch, n, 16),
+        inputs=Inputs(draw(batch, n, width), Question(draw(batch, 5, width), mask)),
+        final_norm=lambda x: F.rms_norm(x, x.shape[-1:]),
     )
+    return replace(made, **more)
 
 
 def check_method(method: str | Method | Callable[..., Reduction]) -> None:
@@ -58,9 +163,16 @@ def check_method(method: str | Method | Callable[..., Reduction]) -> None:
         raise UserError(f"{method.name} acts on the image; check_method is for methods that act on tokens")
     for view in (make_view(), make_view(grid=(5, 7), seed=1), make_view(merged=True, seed=2)):
         for keep in _budgets(method, view):
-            for rest in ("drop", "merge", "fuse") if method.selects else ("drop",):
+            for rest in _rests(method):
                 _check_one(method, view, keep, rest)
     _check_bf16(method)
+
+
+def _rests(method: Method) -> tuple[str, ...]:
+    """The values of the option `rest` that are checked."""
+    if not method.selects:
+        return ("drop",)
+    return ("drop", "merge") if method.adaptive else ("drop", "merge", "fuse")
 
 
 def decide(method: Method, view: View, keep: int, rest: str = "drop") -> Reduction:
@@ -100,20 +212,19 @@ def _budgets(method: Method, view: View) -> tuple[int, ...]:
 
 def one_image(view: View, b: int) -> View:
     """The same view of one image of the batch."""
-    part = slice(b, b + 1)
-    attention = view.attention
-    if attention is not None:
-        bias = None if attention.bias is None else attention.bias[part]
-        attention = Attention(attention.q[part], attention.k[part], attention.prefix, attention.scale, bias)
-    return replace(
-        view,
-        tokens=view.tokens[part],
-        prefix=view.prefix[part],
-        attention=attention,
-        sizes=None if view.sizes is None else view.sizes[part],
-        samples=None if view.samples is None else view.samples[part],
-        question=None if view.question is None else view.question.rows(torch.tensor([b])),
-    )
+    rows: View = _rows_of(view, torch.tensor([b]))
+    return rows
+
+
+def _rows_of(value: Any, index: Tensor) -> Any:
+    """A view, or what it holds, with these images of the batch."""
+    if isinstance(value, Tensor):
+        return value[index]
+    if isinstance(value, Mapping):
+        return {name: _rows_of(each, index) for name, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{each.name: _rows_of(getattr(value, each.name), index) for each in fields(value)})
+    return value
 
 
 def _check_one(method: Method, view: View, keep: int, rest: str) -> None:
@@ -122,23 +233,33 @@ def _check_one(method: Method, view: View, keep: int, rest: str) -> None:
     result = decide(method, view, keep, rest)
     batch, n = view.tokens.shape[:2]
     assert torch.equal(before, view.tokens), f"{what}: changed the tokens it was shown"
-    expected = n if method.name == "none" else keep + (rest == "fuse")
+    expected = n if method.name == "none" else keep + method.n_extra(n, keep) + (rest == "fuse")
+    if method.adaptive:
+        assert result.counts is not None, f"{what}: an adaptive method says how many tokens each image is left with"
+        assert result.k <= expected or method.count is not None, f"{what}: {result.k} tokens, at most {expected} are allowed"
+        assert ((result.counts >= 1) & (result.counts <= result.k)).all(), f"{what}: counts outside 1 to {result.k}"
+        assert (result.sizes_after(view.sizes) == 0).equal(~result.is_real()), f"{what}: padding, and it alone, has size 0"  # type: ignore[union-attr]
+        expected = result.k
     assert result.index.shape == (batch, expected), f"{what}: {tuple(result.index.shape)} instead of {(batch, expected)}"
     assert result.apply(view.tokens).shape == (batch, expected, view.tokens.shape[2]), f"{what}: wrong shape of the output"
-    chosen = result.index[:, :keep]
+    chosen = result.index[:, : keep + min(0, method.n_extra(n, keep))]
     assert ((chosen >= 0) & (chosen < n)).all(), f"{what}: indices outside the tokens"
-    assert method.mixes or all(len(row.unique()) == len(row) for row in chosen), f"{what}: a token is chosen twice"
-    if method.selects:
+    rows = [row[real[: len(row)]] for row, real in zip(chosen, result.is_real(), strict=True)]
+    assert method.mixes or all(len(row.unique()) == len(row) for row in rows), f"{what}: a token is chosen twice"
+    if method.selects and not method.adaptive:
         assert (chosen.diff(dim=1) > 0).all(), f"{what}: indices are not in raster order"
     _check_sizes(method, result, view, what)
     again = decide(method, view, keep, rest)
     assert torch.equal(result.index, again.index), f"{what}: another choice in a second run"
     for b in range(batch):
         alone = decide(method, one_image(view, b), keep, rest)
-        assert torch.equal(alone.index[0], result.index[b]), f"{what}: an image's choice depends on its batch"
-        torch.testing.assert_close(alone.as_weight()[0], result.as_weight()[b], msg=f"{what}: weights depend on the batch")
-    groups = result.groups
-    assert method.mixes or torch.equal(groups.gather(1, chosen), torch.arange(chosen.shape[1]).expand_as(chosen)), (
+        k = alone.k  # of an adaptive method, without padding
+        assert torch.equal(alone.index[0], result.index[b, :k]), f"{what}: an image's choice depends on its batch"
+        torch.testing.assert_close(alone.as_weight()[0], result.as_weight()[b, :k], msg=f"{what}: weights depend on the batch")
+    if method.mixes or result.weight is not None:
+        return
+    at, real = result.groups.gather(1, chosen), result.is_real()[:, : chosen.shape[1]]
+    assert torch.equal(at[real], torch.arange(chosen.shape[1]).expand_as(chosen)[real]), (
         f"{what}: a token that stands for an output does not belong to it"
     )
 
@@ -146,17 +267,19 @@ def _check_one(method: Method, view: View, keep: int, rest: str) -> None:
 def _check_sizes(method: Method, result: Reduction, view: View, what: str) -> None:
     weight, sizes = result.as_weight(), result.sizes_after(view.sizes)
     assert torch.isfinite(weight).all(), f"{what}: weights are not finite"
-    torch.testing.assert_close(weight.sum(-1), torch.ones(weight.shape[:2]), msg=f"{what}: weights of a token do not add to 1")
-    if result.is_selection or method.mixes:
+    if not method.sums:
+        total = result.is_real().float()
+        torch.testing.assert_close(weight.sum(-1), total, msg=f"{what}: weights of a token do not add to 1")
+    if result.is_selection or method.mixes or (method.norm is None and not method.selects):
         return
-    assert sizes is not None and (sizes > 0).all(), f"{what}: a merge without sizes"
+    assert sizes is not None and (sizes[result.is_real()] > 0).all(), f"{what}: a merge without sizes"
     covered = (view.sizes_or_ones() * (result.groups >= 0)).sum(-1)
     torch.testing.assert_close(sizes.sum(-1), covered, msg=f"{what}: sizes are not conserved")
 
 
 def _check_bf16(method: Method) -> None:
     view = make_view(dtype=torch.bfloat16, seed=3)
-    for rest in ("drop", "merge", "fuse") if method.selects else ("drop",):
+    for rest in _rests(method):
         result = decide(method, view, _budgets(method, view)[-1] if method.mixes else 5, rest)
         out = result.apply(view.tokens)
         assert out.dtype == torch.bfloat16 and torch.isfinite(out).all(), f"{method.name}(rest={rest}): not safe in bf16"

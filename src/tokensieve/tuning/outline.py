@@ -43,7 +43,7 @@ class Outline:
         if plan.image_step is not None and tower is not None:
             tower = resize_tower(plan.image_step, tower)[0].tower
             n = tower.grid[0] * tower.grid[1]
-        cuts = place_plan(plan, tower, 0, self.decoder)
+        cuts, first = place_plan(plan, tower, 0, self.decoder), n
         blocks: list[int] = []
         layers: list[int] = []
         for cut in cuts:
@@ -52,7 +52,7 @@ class Outline:
                 layers += [n] * (cut.layer - len(layers))
             else:
                 blocks += [n] * (cut.layer - len(blocks))
-            n = max(1, cut.budget.count(n))
+            n = max(1, cut.outputs(n, first))
         blocks += [n] * (self.depth - len(blocks))
         layers += [n] * ((self.decoder or 0) - len(layers))
         return blocks, layers

@@ -25,6 +25,7 @@ CONTROLS = ("random", "grid")  # and resize alone
 SMALLEST = 0.5  # of the sides of an image
 NORMS = (0.0, 1.0, 2.0)
 EVERY = "*"
+PUBLISHED = ("tome",)  # published methods in a search by default; --methods names others
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,8 @@ def options_of(method: Method, rest: str | None, norm: float | None) -> tuple[tu
 def find_methods(requested: Sequence[str] | None, takes_questions: bool) -> tuple[list[str], bool]:
     """The token methods to search, and whether images are resized; a UserError for a method that cannot be searched."""
     if requested is None:
-        found = [m for m in REGISTRY.values() if _is_searched(m) and ("question" not in m.needs or takes_questions)]
+        known = [m for m in REGISTRY.values() if not m.paper or m.name in PUBLISHED]
+        found = [m for m in known if _is_searched(m) and ("question" not in m.needs or takes_questions)]
         return [method.name for method in found], True
     methods = [get_method(name) for name in dict.fromkeys(requested)]
     for method in methods:
@@ -165,4 +167,7 @@ def find_methods(requested: Sequence[str] | None, takes_questions: bool) -> tupl
 
 
 def _is_searched(method: Method) -> bool:
-    return method.part is None and not method.on_image and method.name != "none"
+    """Whether a search can place it anywhere with any budget: it needs no more than attention or a question, and no place of
+    its own."""
+    is_free = set(method.needs) <= {"attention", "question"} and method.layers is None and not method.adaptive
+    return method.part is None and not method.on_image and method.name != "none" and is_free

@@ -1,0 +1,21 @@
+"""Where authors put their cuts, at the same relative depth of any model."""
+
+from __future__ import annotations
+
+
+def inside_quarters(depth: int, decoder: int) -> str:
+    """Inside blocks 4, 7 and 10 of 12, between attention and MLP."""
+    numbers = sorted({depth * quarter // 4 + 1 for quarter in (1, 2, 3)} & set(range(1, depth + 1)))
+    return ",".join(map(str, numbers or [1])) + ".attn"
+
+
+def after_quarters(depth: int, decoder: int) -> str:
+    """After blocks 3, 6 and 9 of 12."""
+    numbers = sorted({max(1, depth * quarter // 4) for quarter in (1, 2, 3)})
+    return ",".join(map(str, numbers))
+
+
+def decoder_quarters(depth: int, decoder: int) -> str:
+    """Before layers 8, 16 and 24 of 32."""
+    numbers = sorted({max(1, decoder * quarter // 4) for quarter in (1, 2, 3)})
+    return "llm." + ",".join(map(str, numbers))
