@@ -109,8 +109,9 @@ def _run(rng: random.Random, folder: Path) -> None:
         folder = folder / rng.choice(NAMES)
         folder.mkdir(exist_ok=True)
     if rng.random() < 0.3:  # that is reached by a link
-        link = folder.with_name(f"link-{rng.randrange(1000)}")
-        link.symlink_to(folder, target_is_directory=True)
+        target, link = folder / "target", folder / "link"
+        target.mkdir()
+        link.symlink_to(target, target_is_directory=True)
         folder = link
     words = _command(rng, folder)
     variables = {name: rng.choice(values) for name, values in VARIABLES.items() if rng.random() < 0.3}

@@ -9,8 +9,11 @@ import importlib
 import os
 import pkgutil
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 from tokensieve import files
@@ -57,14 +60,36 @@ def run(
     accelerator = getattr(learner, "accelerator", None)
     try:
         _train(spec, learner, folder, config, resume, quiet, report)
+    except UserError as error:
+        clear_frames(error.__traceback__)  # they refer to the models
         del learner
-        if accelerator is not None:  # free the models, wait, then end: in another order gloo may abort
-            accelerator.free_memory()
-            accelerator.wait_for_everyone()
-    finally:
+        _leave(accelerator, together=False)
+        raise
+    except BaseException:
         if accelerator is not None:
             accelerator.end_training()
+        raise
+    del learner
+    _leave(accelerator, together=True)
     return folder
+
+
+def _leave(accelerator: Any, together: bool) -> None:
+    """Free the models, wait for the other processes, then end: in another order gloo may abort.
+
+    together: whether all processes come here. After an error they may not; then the wait is short.
+    """
+    if accelerator is None:
+        return
+    import torch.distributed as dist
+
+    accelerator.free_memory()
+    if together:
+        accelerator.wait_for_everyone()
+    elif accelerator.num_processes > 1 and dist.get_backend() == "gloo":
+        with suppress(RuntimeError):
+            dist.monitored_barrier(timeout=timedelta(seconds=5))
+    accelerator.end_training()
 
 
 def _train(
