@@ -655,9 +655,22 @@ def leaderboard_skipped() -> str:
     return markdown.skipped_table(read_folder(RESULTS / "leaderboard")[1])
 
 
+def compiled() -> str:
+    """Does torch.compile pay for a tower with a plan."""
+    (found,) = read("compile_time.json")
+    rows = []
+    for row in found["rows"]:
+        faster = f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})"
+        graphs, difference = str(row["graphs"]), f"{row['largest_difference']:.0e}"
+        compiling = f"{row['compile_seconds']:.0f} s"
+        rows.append([str(row["batch_size"]), f"`{row['plan']}`", faster, compiling, graphs, difference])
+    return table(["batch", "plan", "compiled against eager", "compiling takes", "graphs", "largest difference"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "suite": suite,
     "goals": goals,
+    "compiled": compiled,
     "first": first,
     "equal_time_clip": equal_time_clip,
     "equal_time_embedded": equal_time_embedded,

@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tokensieve.methods.choose_apart import choose_apart
+
 MAX_GRAM = 2048  # tokens up to which the Gram matrix is stored
 CANDIDATES = 64  # of a round, beyond MAX_GRAM
 ROUNDING = 1e-6  # relative error of a squared distance
@@ -46,16 +48,10 @@ def _from_gram(x: Tensor, k: int, clip: float, first: Tensor | None) -> tuple[Te
     gram = gram * scale[:, :, None] * scale[:, None]  # of the clipped tokens
     square = gram.diagonal(dim1=1, dim2=2).contiguous()  # (B, N), squared norms
     distance = torch.add(square[:, :, None], gram, alpha=-2).add_(square[:, None]).clamp_min_(0)  # (B, N, N), squared
-    image = torch.arange(len(x), device=x.device)
+    distance.diagonal(dim1=1, dim2=2).fill_(-1.0)  # a seed is never taken again, also among equal tokens
     # (B,); without a given one by the squared distance to the mean, but for a constant
     seed = (square - 2 * gram.mean(2)).argmax(1) if first is None else first
-    seeds, nearest = [seed], distance[image, seed]
-    for _ in range(k - 1):
-        nearest = nearest.scatter(1, seed[:, None], -1.0)  # a seed is never taken again, also among equal tokens
-        seed = nearest.argmax(1)
-        seeds.append(seed)
-        nearest = torch.minimum(nearest, distance[image, seed])
-    index = torch.stack(seeds, dim=1).sort(dim=1).values
+    index = choose_apart(distance, seed, k).sort(dim=1).values  # (B, K)
     to_seeds = gram.gather(1, index[..., None].expand(-1, -1, x.shape[1]))  # (B, K, N)
     length = square.gather(1, index).sqrt().clamp_min(torch.finfo(torch.float32).tiny)
     # The norm of the token itself does not change which seed is most similar.

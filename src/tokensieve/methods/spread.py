@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import UserError, short
+from tokensieve.methods.choose_apart import choose_apart
 from tokensieve.methods.farthest_points import clip_factor
 from tokensieve.scoring import full_precision
 
@@ -83,14 +84,8 @@ def coverage(scores: Tensor, tokens: Tensor, keep: int, present: Tensor | None =
     # the least of theirs: logarithm and addition keep the order.
     sums = logs + scores[:, None]  # (B, N, N)
     sums.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
-    rows, starts = sums.flatten(0, 1), torch.arange(len(x), device=x.device) * x.shape[1]
-    chosen = (scores + (square / unit).clamp_min(MIN_DISTANCE).log()).argmax(-1)  # (B,)
-    order, left = [chosen], rows.index_select(0, chosen + starts)  # (B, N)
-    for _ in range(min(keep, x.shape[1]) - 1):
-        chosen = left.argmax(-1)
-        order.append(chosen)
-        left = torch.minimum(left, rows.index_select(0, chosen + starts))
-    return _added(logs, torch.stack(order, dim=1), scores)
+    first = (scores + (square / unit).clamp_min(MIN_DISTANCE).log()).argmax(-1)  # (B,)
+    return _added(logs, choose_apart(sums, first, min(keep, x.shape[1])), scores)
 
 
 def _added(logs: Tensor, order: Tensor, scores: Tensor) -> Tensor:
