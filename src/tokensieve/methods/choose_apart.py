@@ -23,7 +23,7 @@ def choose_apart(values: Tensor, first: Tensor, k: int) -> Tensor:
         values: (B, N, N), float32; on the diagonal less than anywhere else, so that no token is chosen again.
         first: (B,), the first token.
     """
-    if not torch.compiler.is_compiling() and values.device.type == "cpu" and len(values) <= SMALL_BATCH:
+    if not torch.compiler.is_compiling() and values.device.type == "cpu" and 0 < len(values) <= SMALL_BATCH:
         rows = values.detach().numpy()
         return torch.from_numpy(np.stack([_choose(rows[i], int(one), k) for i, one in enumerate(first)]))
     flat, starts = values.flatten(0, 1), torch.arange(len(values), device=values.device) * values.shape[1]
