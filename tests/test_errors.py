@@ -92,7 +92,9 @@ def test_the_nearest_of_many_words() -> None:
     for _ in range(200):
         word, *options = ("".join(rng.choices("abc", k=rng.randint(1, 9))) for _ in range(6))
         away = [distance(word, option) for option in options]
-        near = [n <= max(1, len(word) // 3) and n < max(len(word), len(option)) for n, option in zip(away, options, strict=True)]
+        near = [
+            n <= max(1, len(word) // 3) and n < max(len(word), len(option)) for n, option in zip(away, options, strict=True)
+        ]
         best = min((n for n, is_near in zip(away, near, strict=True) if is_near), default=None)
         expected = [o for o, n, is_near in zip(options, away, near, strict=True) if is_near and n == best]
         assert nearest(word, options) == (expected[0] if expected else None)

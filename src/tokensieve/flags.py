@@ -75,7 +75,14 @@ PLUGIN = Flag(
     repeats=True,
 )
 DEBUG = Flag("debug", "show tracebacks of errors", argparse.SUPPRESS, {"action": "store_true"})
-COMMON = (DEBUG, PLUGIN)  # the flags of every command
+QUIET = Flag("quiet", "no progress, no tables, no remarks; errors are told", argparse.SUPPRESS, {"action": "store_true"})
+JSON = Flag(
+    "json",
+    "print the result as JSON on standard output, and everything else on standard error",
+    argparse.SUPPRESS,
+    {"action": "store_true", "dest": "as_json"},
+)
+COMMON = (QUIET, JSON, DEBUG, PLUGIN)  # the flags of every command
 COMMAND = "command"  # the attribute of the parsed arguments that holds the name of the command
 
 

@@ -48,7 +48,7 @@ def run(
     check_launcher(os.environ)
     if isinstance(config, (str, Path)):
         path, config = config, load(config, overrides)
-        check_files(path, config)
+        check_files(path, config, overrides)
     folder = Path(output) if output is not None else config.output
 
     import torch
