@@ -40,7 +40,9 @@ def all_words() -> dict[str, Words]:
     found = {}
     for name, command in all_commands().items():
         parser = build_parser(name)[1][name]
-        flags, values, positional = {}, {}, list[str]()
+        flags: dict[str, str] = {}
+        values: dict[str, list[str]] = {}
+        positional: list[str] = []
         for action in parser._actions:
             words = _values(name, action)
             for flag in action.option_strings:
@@ -195,9 +197,9 @@ COMMANDS.add(
     Command(
         "completion",
         "print a script that completes commands in a shell",
-        "Print a script that lets a shell complete commands, flags, methods, data sets and shipped training files. bash: put "
-        'eval "$(tokensieve completion bash)" into .bashrc. zsh: source <(tokensieve completion zsh) after compinit. fish: write '
-        "it to ~/.config/fish/completions/tokensieve.fish. With --plugin the words of the plug-in are among them.",
+        "Print a script that lets a shell complete commands, flags, methods, data sets and shipped training files. bash: "
+        'put eval "$(tokensieve completion bash)" into .bashrc. zsh: source <(tokensieve completion zsh) after compinit. fish: '
+        "write it to ~/.config/fish/completions/tokensieve.fish. With --plugin the words of the plug-in are among them.",
         add_completion_flags,
         run_completion,
         order=120,

@@ -39,9 +39,9 @@ COMMANDS.add(
     Command(
         "doctor",
         "check the installation, with a self-test",
-        "Check the installation: versions against their bounds, extras that are missing and what they are for, devices, folders, "
-        "and a plan on the embedded model, applied and removed. Takes about ten seconds. The exit code is 1 if something is to "
-        "be mended; a missing extra is not.",
+        "Check the installation: versions against their bounds, extras that are missing and what they are for, devices, "
+        "folders, and a plan on the embedded model, applied and removed. Takes about ten seconds. The exit code is 1 if "
+        "something is to be mended; a missing extra is not.",
         add_doctor_flags,
         run_doctor,
         order=110,

@@ -35,7 +35,7 @@ COMMANDS.add(
         examples=(
             "tokensieve eval",
             "tokensieve eval --plan cover:32 --compare none random:32 --limit 1000",
-            "tokensieve eval --model ViT-B-16 --pretrained openai --dataset cifar10 --dataset_root data --plan 2x --compare none",
+            "tokensieve eval --model ViT-B-16 --pretrained openai --dataset cifar10 --plan 2x --compare none",
         ),
     ),
     origin=__name__,

@@ -60,8 +60,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if first is not None and first not in by_name:
         raise UserError(f"{first!r} is not a command: use {', '.join(by_name)}.{did_you_mean(first, by_name)}")
     args, unknown = parser.parse_known_args(words)
-    if unknown:
-        current = by_name.get(args.command, parser)
+    current = by_name.get(args.command, parser)
+    many = next((action.dest for action in current._actions if not action.option_strings and action.nargs in ("*", "+")), None)
+    if many is not None and not any(word.startswith("-") for word in unknown):  # argparse takes no words after flags
+        vars(args)[many] = [*getattr(args, many), *unknown]
+    elif unknown:
         word = next((u for u in unknown if u.startswith("-")), unknown[0])
         known = [flag for action in current._actions for flag in action.option_strings]
         flag = word.split("=", 1)[0]
@@ -69,9 +72,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.command is None:
         parser.print_help()
     args.plugin = files or None
-    for flag in COMMON:
-        if flag.switch:
-            vars(args).setdefault(flag.dest, False)
+    for common in COMMON:
+        if common.switch:
+            vars(args).setdefault(common.dest, False)
     return args
 
 
