@@ -83,6 +83,12 @@ JSON = Flag(
     {"action": "store_true", "dest": "as_json"},
 )
 COMMON = (QUIET, JSON, DEBUG, PLUGIN)  # the flags of every command
+WANDB = Flag(
+    "wandb",
+    "draw the curves on Weights & Biases too, in this project (WANDB_MODE=offline: only in the folder of the run); those of "
+    "TensorBoard are always in DIR/logs/tensorboard",
+    options={"metavar": "PROJECT"},
+)
 COMMAND = "command"  # the attribute of the parsed arguments that holds the name of the command
 
 

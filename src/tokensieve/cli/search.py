@@ -6,19 +6,21 @@ import argparse
 
 from tokensieve.cli import overrides
 from tokensieve.cli.registry import COMMANDS, Command, Result
+from tokensieve.flags import WANDB
 
 
 def add_search_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML file with search_settings, or the name of a shipped one")
     parser.add_argument("values", nargs="*", metavar="KEY=VALUE", help=overrides.HELP)
     parser.add_argument("--output", metavar="DIR", help="folder of the search (default: the one the file names)")
+    WANDB.add_to(parser)
 
 
 def run_search(args: argparse.Namespace) -> Result:
     from tokensieve import search
 
     values = overrides.read_overrides(args.values)
-    folder = search.run(args.config, output=args.output, quiet=args.quiet, overrides=values)
+    folder = search.run(args.config, output=args.output, quiet=args.quiet, overrides=values, wandb=args.wandb)
     return Result(search.summary(folder))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from tokensieve.cli import overrides
 from tokensieve.cli.registry import COMMANDS, Command, Result
 from tokensieve.errors import UserError
-from tokensieve.flags import COMMON
+from tokensieve.flags import COMMON, WANDB
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,7 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
         help="train on the embedded questions, whatever data the file names (two-stage VLM pruning)",
     )
     parser.add_argument("--output", metavar="DIR", help="folder of the run (default: the one the file names)")
+    WANDB.add_to(parser)
     parser.add_argument("--exp_name", metavar="NAME", help="the folder of this name in the one that the file names")
 
 
@@ -51,12 +52,12 @@ def run_train(args: argparse.Namespace) -> Result:
     if made.searches:
         from tokensieve import search
 
-        return Result(search.summary(search.run(path, output=output, quiet=args.quiet, overrides=values)))
+        return Result(search.summary(search.run(path, output=output, quiet=args.quiet, overrides=values, wandb=args.wandb)))
     from tokensieve import training
     from tokensieve.training import launch
 
     launch.start_processes(made, _command(args, path, values))
-    folder = training.run(path, resume=args.resume, quiet=args.quiet, output=output, overrides=values)
+    folder = training.run(path, resume=args.resume, quiet=args.quiet, output=output, overrides=values, wandb=args.wandb)
     evaluation = folder / "result.json"
     return Result({"folder": str(folder), "evaluation": files.read_json(evaluation) if evaluation.exists() else None})
 
@@ -64,7 +65,7 @@ def run_train(args: argparse.Namespace) -> Result:
 def _command(args: argparse.Namespace, path: str, values: Mapping[str, str]) -> list[str]:
     """The words of the same command, for processes that take the place of this one."""
     words = ["train", path, *(f"{key}={value}" for key, value in values.items())]
-    for name in ("output", "exp_name"):
+    for name in ("output", "exp_name", "wandb"):
         if getattr(args, name) is not None:
             words += [f"--{name}", getattr(args, name)]
     words += [word for file in args.plugin or () for word in ("--plugin", file)]

@@ -16,17 +16,22 @@ from tokensieve.search.workers import Searching
 
 
 def run(
-    path: str | Path, output: str | Path | None = None, quiet: bool = False, overrides: Mapping[str, str] | None = None
+    path: str | Path,
+    output: str | Path | None = None,
+    quiet: bool = False,
+    overrides: Mapping[str, str] | None = None,
+    wandb: str | None = None,
 ) -> Path:
     """Run or continue the search that a file describes; returns the folder with all trials and the best files.
 
     overrides: values of keys, see `config.load`. They are part of the study: the same ones go on with it.
+    wandb: the project on Weights & Biases that gets the curves of the trials, as a group.
     """
     training.check_launcher(os.environ)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("a search starts the processes of its trials itself; run tokensieve search without torchrun")
     folder = Path(output) if output is not None else config.load(path, overrides).output
-    searching = Searching(path, folder, quiet, overrides)
+    searching = Searching(path, folder, quiet, overrides, wandb)
     database = storage_name(searching.config.manager_settings, folder)
     with files.FolderLock(folder, "a search"), translate_storage_errors(database):
         searching.open()

@@ -48,6 +48,7 @@ from tokensieve.search.study import (
 )
 from tokensieve.search.trial import CANNOT_WRITE
 from tokensieve.training.launch import cuda_devices, torchrun
+from tokensieve.training.tracking import PROJECT, PROJECT_GROUP, import_wandb
 
 if TYPE_CHECKING:
     import optuna
@@ -111,8 +112,18 @@ class Searching:
     study: optuna.Study
     storage: Any
 
-    def __init__(self, path: str | Path, folder: Path, quiet: bool, overrides: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        folder: Path,
+        quiet: bool,
+        overrides: Mapping[str, str] | None = None,
+        wandb: str | None = None,
+    ) -> None:
         self.optuna = import_optuna()
+        self.tracking = {} if wandb is None else {PROJECT: wandb, PROJECT_GROUP: str(folder)}
+        if wandb is not None:
+            import_wandb()
         self.config: Training = config.load(path, overrides, searching=True)
         config.check_files(path, self.config, overrides)
         self.search, manager = self.config.search_settings, self.config.manager_settings
@@ -236,7 +247,7 @@ class Searching:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **slot.variables, OWNER: str(os.getpid())},
+                    env={**os.environ, **slot.variables, **self.tracking, OWNER: str(os.getpid())},
                     start_new_session=True,  # Ctrl-C reaches this process only, which stops the workers
                 )
             self.free.remove(slot)
