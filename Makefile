@@ -37,8 +37,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	@echo "Installing tokensieve with torch and open_clip into $(VENV) (a few minutes, several GB)"
-	$(BIN)/python -m pip install --quiet --editable .
+	@echo "Installing tokensieve with all of its extras into $(VENV) (a few minutes, several GB)"
+	$(BIN)/python -m pip install --quiet --editable '.[all]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python

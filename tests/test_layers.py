@@ -16,7 +16,10 @@ SOURCE = ROOT / "src" / "tokensieve"
 
 # A module may import its own layer and those above it in this list. "=" is the module itself, without what is inside.
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("services", ("errors", "files", "provenance", "device", "distributed", "registry", "plugins", "flags", "=embedded")),
+    (
+        "services",
+        ("errors", "files", "installation", "provenance", "device", "distributed", "registry", "plugins", "flags", "=embedded"),
+    ),
     ("tensors", ("core", "scoring", "rest")),
     ("methods and plans", ("methods", "plan")),
     ("models", ("models",)),

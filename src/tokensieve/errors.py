@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 WINDOW = 100  # characters of a long plan that are shown around the place of an error
+LONGEST = 100  # letters of a word for which the nearest option is searched
 
 
 class UserError(ValueError):
@@ -58,9 +58,43 @@ class ProcessLostError(RuntimeError):
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option that a misspelt word most likely means; None if none is near."""
-    near = difflib.get_close_matches(word, list(options), n=1)
-    return near[0] if near else None
+    """The option that a misspelt word most likely means; None if none is near.
+
+    Near is a typing mistake: one letter, or one in three, is changed, added, left out or swapped with the next. Upper and lower
+    case, dashes at the beginning, and - for _ do not count.
+    """
+    if len(word) > LONGEST:
+        return None
+    plain, found = _plain(word), None
+    best = max(len(plain), 3) // 3 + 1
+    for option in options:
+        other = _plain(option)
+        distance = _edits(plain, other, best)
+        if distance < min(best, max(len(plain), len(other))):  # some letter is the same
+            best, found = distance, option
+    return found
+
+
+def _plain(word: str) -> str:
+    return word.lower().lstrip("-").replace("-", "_").replace(" ", "_")
+
+
+def _edits(first: str, second: str, limit: int) -> int:
+    """How many letters to change, add, leave out or swap with the next to make one word of the other; `limit` if not fewer."""
+    if abs(len(first) - len(second)) >= limit:
+        return limit
+    before, last = [0] * (len(second) + 1), list(range(len(second) + 1))
+    for i, letter in enumerate(first, 1):
+        row = [i]
+        for j, other in enumerate(second, 1):
+            edits = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (letter != other))
+            if i > 1 and j > 1 and (letter, first[i - 2]) == (second[j - 2], other):
+                edits = min(edits, before[j - 2] + 1)
+            row.append(edits)
+        if min(row) >= limit and min(last) >= limit:
+            return limit
+        before, last = last, row
+    return min(last[-1], limit)
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

@@ -75,7 +75,20 @@ PLUGIN = Flag(
     repeats=True,
 )
 DEBUG = Flag("debug", "show tracebacks of errors", argparse.SUPPRESS, {"action": "store_true"})
-COMMON = (DEBUG, PLUGIN)  # the flags of every command
+QUIET = Flag("quiet", "no progress, no tables, no remarks; errors are told", argparse.SUPPRESS, {"action": "store_true"})
+JSON = Flag(
+    "json",
+    "print the result as JSON on standard output, and everything else on standard error",
+    argparse.SUPPRESS,
+    {"action": "store_true", "dest": "as_json"},
+)
+COMMON = (QUIET, JSON, DEBUG, PLUGIN)  # the flags of every command
+WANDB = Flag(
+    "wandb",
+    "draw the curves on Weights & Biases too, in this project (WANDB_MODE=offline: only in the folder of the run); those of "
+    "TensorBoard are always in DIR/logs/tensorboard",
+    options={"metavar": "PROJECT"},
+)
 COMMAND = "command"  # the attribute of the parsed arguments that holds the name of the command
 
 

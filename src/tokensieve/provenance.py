@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tokensieve
+from tokensieve.installation import packages
 
 
 def to_json_value(value: Any) -> Any:
@@ -42,13 +43,8 @@ def file_stat(file: str | Path) -> tuple[int, ...]:
 
 def versions() -> dict[str, str]:
     """The versions of tokensieve and of the libraries that compute a result."""
-    import open_clip
-    import timm
-    import torch
-    import transformers
-
-    libraries = {"torch": torch, "open_clip": open_clip, "timm": timm, "transformers": transformers}
-    return {"tokensieve": tokensieve.__version__} | {name: library.__version__ for name, library in libraries.items()}
+    found = {name: packages.version(distribution) for name, distribution in packages.SHOWN.items()}
+    return {"tokensieve": tokensieve.__version__} | {name: version for name, version in found.items() if version is not None}
 
 
 @functools.cache

@@ -43,7 +43,14 @@ def test_parsing_and_help_import_nothing_heavy(argv: list[str]) -> None:
 
 def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "tokensieve", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"tokensieve {tokensieve.__version__}\n")
+    assert done.returncode == 0 and done.stdout.splitlines()[0] == f"tokensieve {tokensieve.__version__}"
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [
+        "Python",
+        "torch",
+        "transformers",
+        "open_clip",
+        "timm",
+    ]
     done = subprocess.run([sys.executable, "-m", "tokensieve", "evla"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Did you mean 'eval'" in done.stderr
 
@@ -97,7 +104,7 @@ def test_lists_and_values_of_eval() -> None:
     assert (args.dataset, args.model, args.pretrained, args.language) == (["a", "b"], ["m1", "m2"], ["p1", "p2"], ["en", "de"])
     assert (args.plan, args.compare) == ("anchor@6(k=10,m=50)", ["random:60", "tome@*:-8"])
     assert (args.recall_k, args.load_clfs, args.num_workers) == ([1, 5, 10], ["x", "y"], 0)
-    assert args.normalize is False and args.verbose is False
+    assert args.normalize is False and args.quiet is True
 
 
 @pytest.mark.parametrize(("word", "means"), [("True", True), ("1", True), ("False", False), ("false", False), ("0", False)])
@@ -209,11 +216,12 @@ def test_train_trains_or_searches_as_the_file_says(monkeypatch: pytest.MonkeyPat
 
     got: dict = {}
     monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=searches, manager_settings=Manager()))
-    monkeypatch.setattr(training, "run", lambda *values, **named: got.update(training=values, **named))
+    monkeypatch.setattr(training, "run", lambda *values, **named: got.update(training=values, **named) or Path("out"))
     monkeypatch.setattr(search, "run", lambda *values, **named: got.update(search=values, **named))
+    monkeypatch.setattr(search, "summary", lambda folder: {})
     assert main(["train", "c.yaml", "--resume", "--output", "out", "--quiet"]) == 0
-    expected = {"search": ("c.yaml",)} if searches else {"training": ("c.yaml",), "resume": True, "overrides": {}}
-    assert got == {**expected, "quiet": True, "output": "out"}
+    expected = {"search": ("c.yaml",)} if searches else {"training": ("c.yaml",), "resume": True}
+    assert got == {**expected, "quiet": True, "output": "out", "overrides": {}}
 
 
 @pytest.mark.parametrize("module", ["train", "train_net"])
@@ -242,7 +250,7 @@ def test_train_resumes_from_the_last_checkpoint_or_from_that_of_a_step(
 
     got: list = []
     monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=False, manager_settings=Manager()))
-    monkeypatch.setattr(training, "run", lambda path, resume, **_: got.append((path, resume)))
+    monkeypatch.setattr(training, "run", lambda path, resume, **_: got.append((path, resume)) or Path("out"))
     assert main(["train", *words.split()]) == 0
     assert got == [("c.yaml", resume)] and type(got[0][1]) is type(resume)
 
@@ -252,6 +260,8 @@ def test_train_resumes_from_the_last_checkpoint_or_from_that_of_a_step(
     [
         ["train", "c.yaml", "SOLVER.SEED", "2", "MODEL.SDTPS_BETA", "0.3", "--quiet"],
         ["train", "--config_file", "c.yaml", "--quiet", "SOLVER.SEED", "2", "MODEL.SDTPS_BETA", "0.3"],
+        ["train", "c.yaml", "SOLVER.SEED=2", "MODEL.SDTPS_BETA=0.3"],
+        ["train", "c.yaml", "SOLVER.SEED", "2", "--quiet", "MODEL.SDTPS_BETA=0.3"],
     ],
 )
 def test_train_takes_values_of_keys_after_the_file(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
@@ -261,7 +271,7 @@ def test_train_takes_values_of_keys_after_the_file(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         config, "load", lambda path, overrides: SimpleNamespace(searches=False, output=Path("out"), manager_settings=Manager())
     )
-    monkeypatch.setattr(training, "run", lambda path, **named: got.update(path=path, **named))
+    monkeypatch.setattr(training, "run", lambda path, **named: got.update(path=path, **named) or Path("out"))
     assert main(argv) == 0
     assert (got["path"], got["overrides"]) == ("c.yaml", {"SOLVER.SEED": "2", "MODEL.SDTPS_BETA": "0.3"})
     assert got["output"] is None and main([*argv[:1], "--exp_name", "first", *argv[1:]]) == 0
@@ -272,7 +282,8 @@ def test_train_takes_values_of_keys_after_the_file(monkeypatch: pytest.MonkeyPat
     ("argv", "says"),
     [
         (["train"], "which CONFIG?"),
-        (["train", "c.yaml", "SOLVER.SEED"], "SOLVER.SEED has no value"),
+        (["train", "c.yaml", "SOLVER.SEED"], "SOLVER.SEED has no value; after the file comes KEY=VALUE"),
+        (["train", "c.yaml", "SOLVER.SEED=1", "SOLVER.SEED", "2"], "SOLVER.SEED is given twice, with 1 and with 2"),
         (["train", "c.yaml", "--output", "a", "--exp_name", "b"], "both name the folder"),
     ],
 )
@@ -286,13 +297,3 @@ def test_mistakes_of_train(
     )
     assert main(argv) == 2
     assert says in capsys.readouterr().err
-
-
-def test_a_search_takes_no_values_of_the_command_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tokensieve import config
-
-    monkeypatch.setattr(config, "load", lambda path, overrides: SimpleNamespace(searches=True, output=Path("out")))
-    assert main(["train", "c.yaml", "SOLVER.SEED", "2"]) == 2
-    assert "write SOLVER.SEED there" in capsys.readouterr().err

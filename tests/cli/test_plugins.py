@@ -265,7 +265,7 @@ def test_a_flag_of_a_package_that_cannot_be_added_stops_nothing(
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ('parser.add_argument("--debug")', "ArgumentError: argument --debug: conflicting option string: --debug"),
+        ('parser.add_argument("--help")', "ArgumentError: argument --help: conflicting option string: --help"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )

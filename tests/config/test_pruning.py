@@ -162,7 +162,7 @@ def test_the_original_file_lacks_its_data_and_is_told_what_to_paste(tmp_path, ca
 def test_the_original_file_takes_the_embedded_questions(tmp_path, monkeypatch):
     path, got = tmp_path / "file.yaml", []
     path.write_text(ORIGINAL)
-    monkeypatch.setattr(training, "run", lambda file, overrides, **_: got.append(config.load(file, overrides)))
+    monkeypatch.setattr(training, "run", lambda file, overrides, **_: got.append(config.load(file, overrides)) or tmp_path)
     assert main(["train", str(path), "--data", "embedded", "--quiet"]) == 0
     assert got[0].dataset_settings.name == "embedded" and not list(got[0].check_files())
     assert got[0].method_settings.pruned(576) == (202, 142, 100)

@@ -350,7 +350,10 @@ def test_a_large_file_and_no_file_are_refused_before_they_are_read(tmp_path, cap
     assert main(["validate", str(path), str(tmp_path), "a\0b", "x" * 5000]) == 2
     large, folder, nul, long = capsys.readouterr().out.splitlines()
     assert (
-        "1,048,588 bytes, more than 1,048,576" in large and "directory" in folder.lower() and "null" in nul and len(long) < 500
+        "1,048,588 bytes, more than 1,048,576" in large
+        and "directory" in folder.lower()
+        and "no file 'a?b'" in nul
+        and len(long) < 500
     )
 
 

@@ -515,7 +515,7 @@ def test_trained_weights_of_the_pictures_are_those_of_the_results_or_it_is_said(
 
 
 def arguments(files: list[str], output: Path, **flags: Any) -> argparse.Namespace:
-    return argparse.Namespace(files=files, output=str(output), **({"title": None, "images": 0} | flags))
+    return argparse.Namespace(files=files, output=str(output), **({"title": None, "images": 0, "quiet": False} | flags))
 
 
 def test_command_reads_folders_and_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

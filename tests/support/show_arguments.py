@@ -22,5 +22,6 @@ def arguments(images: list[str], **flags: Any) -> argparse.Namespace:
         "output": None,
         "device": "cpu",
         "seed": 0,
+        "quiet": False,
     }
     return argparse.Namespace(images=images, **(defaults | flags))

@@ -6,6 +6,7 @@ imports next to nothing, so that signals are handled from the beginning.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ def _run(argv: list[str], signals: Signals) -> int:
     from tokensieve.cli import streams
     from tokensieve.cli.parser import parse
     from tokensieve.errors import ProcessLostError, UserError, one_line
+    from tokensieve.installation.packages import missing_package
 
     try:
         return dispatch(parse(argv))
@@ -65,6 +67,9 @@ def _run(argv: list[str], signals: Signals) -> int:
             return 0  # and `finish` knows better
         if "--debug" in argv:
             raise
+        if isinstance(error, ImportError) and (told := missing_package(error)) is not None:
+            streams.say(f"tokensieve: error: {told}")
+            return 2
         if signals.caught:  # a library has made this of the exception that the signal raised
             streams.say("tokensieve: interrupted")
             return 128 + signals.caught
@@ -74,7 +79,23 @@ def _run(argv: list[str], signals: Signals) -> int:
 
 
 def dispatch(args: argparse.Namespace) -> int:
-    """Run the command that was parsed; the exit code."""
-    from tokensieve.cli.registry import COMMANDS
+    """Run the command that was parsed; the exit code.
 
-    return 0 if args.command is None else COMMANDS[args.command].run(args) or 0
+    With --json, standard output gets the result alone; what the command prints goes to standard error.
+    """
+    from tokensieve.cli.registry import COMMANDS, Result
+
+    if args.command is None:
+        return 0
+    command = COMMANDS[args.command]
+    with contextlib.redirect_stdout(sys.stderr) if args.as_json else contextlib.nullcontext():
+        done = command.run(args)
+    result = done if isinstance(done, Result) else Result({"exit_code": done or 0}, done or 0)
+    if args.as_json:
+        import os
+
+        from tokensieve import distributed, files
+
+        if distributed.from_environment(os.environ).is_main:
+            print(files.json_bytes(result.value).decode(), end="")
+    return result.code

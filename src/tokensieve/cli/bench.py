@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli.registry import COMMANDS, Command, Result
 from tokensieve.errors import UserError
 from tokensieve.evaluation.flags import WEIGHTS, model_type_flag
 from tokensieve.flags import integer_in
@@ -64,10 +64,9 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", help="cpu, cuda, mps (default: the best there is)")
     parser.add_argument("--output", metavar="FILE", help="also write the rows as JSON")
-    parser.add_argument("--quiet", action="store_true", help="no progress, no table")
 
 
-def run_bench(args: argparse.Namespace) -> None:
+def run_bench(args: argparse.Namespace) -> Result:
     for variable, level in (("KINETO_LOG_LEVEL", "9"), ("TORCH_CPP_LOG_LEVEL", "ERROR")):
         os.environ.setdefault(variable, level)  # before torch is imported: keeps its profiler from logging
     if args.quick and not args.suite:
@@ -81,6 +80,7 @@ def run_bench(args: argparse.Namespace) -> None:
         if rows is None:
             raise UserError(f"--against needs rows to compare, but the bench of --model_type {args.model_type} tells none")
         against.print_comparison(args.against, against.compare(before, rows))
+    return Result({"rows": rows})
 
 
 COMMANDS.add(
@@ -92,6 +92,11 @@ COMMANDS.add(
         add_bench_flags,
         run_bench,
         order=40,
+        examples=(
+            "tokensieve bench --plan cover:32 2x --batch_size 1 16",
+            "tokensieve bench --model_type hf --model openai/clip-vit-base-patch16 --plan anchor@6:60",
+            "tokensieve bench --model_type vlm --plan cover@out:40 --output bench.json",
+        ),
     ),
     origin=__name__,
 )

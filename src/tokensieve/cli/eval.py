@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli.registry import COMMANDS, Command, Result
 from tokensieve.evaluation.flags import DEFAULTS_RULE, eval_flags
 from tokensieve.flags import add_flags
 
@@ -15,10 +15,11 @@ def add_eval_flags(parser: argparse.ArgumentParser) -> None:
         add_flags(parser.add_argument_group(title), flags)
 
 
-def run_eval(args: argparse.Namespace) -> None:
+def run_eval(args: argparse.Namespace) -> Result:
+    from tokensieve import files
     from tokensieve.evaluation import run
 
-    run.run(args)
+    return Result([{"file": str(path), **files.read_json(path)} for path in run.run(args) if not files.is_stream(path)])
 
 
 COMMANDS.add(
@@ -31,6 +32,11 @@ COMMANDS.add(
         run_eval,
         usage="tokensieve eval [--dataset NAME ...] [--model NAME ...] [--plan PLAN] [FLAGS]",
         order=10,
+        examples=(
+            "tokensieve eval",
+            "tokensieve eval --plan cover:32 --compare none random:32 --limit 1000",
+            "tokensieve eval --model ViT-B-16 --pretrained openai --dataset cifar10 --plan 2x --compare none",
+        ),
     ),
     origin=__name__,
 )

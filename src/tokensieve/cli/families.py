@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli.registry import COMMANDS, Command, Result
 
 
 def add_families_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="FILE", help="also write the table as Markdown")
 
 
-def run_families(args: argparse.Namespace) -> None:
+def run_families(args: argparse.Namespace) -> Result:
     from tokensieve.measuring import families
 
-    families.run(args)
+    return Result(families.run(args))
 
 
 COMMANDS.add(
@@ -25,6 +25,7 @@ COMMANDS.add(
         add_families_flags,
         run_families,
         order=100,
+        examples=("tokensieve families", "tokensieve families --output families.md", "tokensieve families --json"),
     ),
     origin=__name__,
 )

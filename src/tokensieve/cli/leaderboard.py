@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli.registry import COMMANDS, Command, Result
 
 FOLDER = "benchmarks/results/leaderboard"
 
@@ -16,10 +16,10 @@ def add_leaderboard_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="leaderboard.html", metavar="FILE", help="of page (default: leaderboard.html)")
 
 
-def run_leaderboard(args: argparse.Namespace) -> None:
+def run_leaderboard(args: argparse.Namespace) -> Result:
     from tokensieve.leaderboard import commands
 
-    commands.run(args)
+    return Result(commands.run(args))
 
 
 COMMANDS.add(
@@ -30,6 +30,11 @@ COMMANDS.add(
         add_leaderboard_flags,
         run_leaderboard,
         order=95,
+        examples=(
+            "tokensieve leaderboard show",
+            "tokensieve leaderboard page --output leaderboard.html",
+            "tokensieve leaderboard add results/*.json",
+        ),
     ),
     origin=__name__,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli.registry import COMMANDS, Command, Result
 
 if TYPE_CHECKING:
     from tokensieve.methods.registry import Method
@@ -26,17 +26,28 @@ def add_methods_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print all methods as a Markdown page")
 
 
-def run_methods(args: argparse.Namespace) -> None:
+def run_methods(args: argparse.Namespace) -> Result:
     from tokensieve.methods.registry import get_method, list_methods
 
+    methods = list_methods() if args.name is None else [get_method(args.name)]
+    if args.as_json:
+        return Result([as_json(method) for method in methods])
     if args.name is not None:
-        print(method_page(get_method(args.name)))
+        print(method_page(methods[0]))
     elif args.markdown:
         print(markdown())
     else:
-        for method in list_methods():
+        for method in methods:
             about = [*facts(method).values(), *([f"paper: {method.paper}"] if method.paper else [])]
             print(f"{method.name:<13} {method.summary}\n{'':<13} {'; '.join(about)}")
+    return Result(None)
+
+
+def as_json(method: Method) -> dict[str, Any]:
+    """A method as JSON."""
+    options = {name: {"default": option.default, "type": option.kind.__name__} for name, option in method.options.items()}
+    about = {"name": method.name, "summary": method.summary, "plan": default_plan(method), "needs": list(method.needs)}
+    return {**about, "options": options, "trained": method.part is not None, "adaptive": method.adaptive, "paper": method.paper}
 
 
 def facts(method: Method) -> dict[str, str]:
@@ -107,6 +118,7 @@ COMMANDS.add(
         add_methods_flags,
         run_methods,
         order=30,
+        examples=("tokensieve methods", "tokensieve methods visionzip", "tokensieve methods --markdown"),
     ),
     origin=__name__,
 )

@@ -9,20 +9,44 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from tokensieve import __version__, plugins
+from tokensieve import plugins
 from tokensieve.cli.registry import COMMANDS, all_commands, import_commands
 from tokensieve.errors import UserError, did_you_mean, one_line
 from tokensieve.flags import COMMAND, COMMON, PLUGIN, add_flags
+
+
+class Help(argparse.HelpFormatter):
+    """Wraps paragraphs, but not texts that have lines of their own, such as examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with whole flag names only, which raises a UserError of one line."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+        super().__init__(**{"allow_abbrev": False, "formatter_class": Help, **options})
+
+    def has_flag(self, name: str) -> bool:
+        return f"--{name}" in self._option_string_actions
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
+
+
+class Version(argparse.Action):
+    """Prints versions and ends. No library is imported for it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "nargs": 0, "default": argparse.SUPPRESS})
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from tokensieve.installation import packages
+
+        for name, version in packages.main_versions().items():
+            print(f"{name} {version}")
+        parser.exit()
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -36,8 +60,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if first is not None and first not in by_name:
         raise UserError(f"{first!r} is not a command: use {', '.join(by_name)}.{did_you_mean(first, by_name)}")
     args, unknown = parser.parse_known_args(words)
-    if unknown:
-        current = by_name.get(args.command, parser)
+    current = by_name.get(args.command, parser)
+    many = next((action.dest for action in current._actions if not action.option_strings and action.nargs in ("*", "+")), None)
+    if many is not None and not any(word.startswith("-") for word in unknown):  # argparse takes no words after flags
+        vars(args)[many] = [*getattr(args, many), *unknown]
+    elif unknown:
         word = next((u for u in unknown if u.startswith("-")), unknown[0])
         known = [flag for action in current._actions for flag in action.option_strings]
         flag = word.split("=", 1)[0]
@@ -45,6 +72,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.command is None:
         parser.print_help()
     args.plugin = files or None
+    for common in COMMON:
+        if common.switch:
+            vars(args).setdefault(common.dest, False)
     return args
 
 
@@ -53,15 +83,12 @@ def build_parser(chosen: str | None) -> tuple[Parser, dict[str, Parser]]:
 
     Only the chosen command gets its flags, so that a command of a plug-in whose flags are wrong does not stop the others.
     """
-    common = Parser(add_help=False)
-    add_flags(common, COMMON)
     parser = Parser(
         prog="tokensieve",
-        parents=[common],
         description="Keep the vision tokens that matter: select, prune, merge and measure in CLIP models.",
-        epilog="tokensieve COMMAND --help explains a command.",
+        epilog="tokensieve COMMAND --help explains a command, with examples.",
     )
-    parser.add_argument("--version", action="version", version=f"tokensieve {__version__}")
+    parser.add_argument("--version", action=Version, help="print the versions of tokensieve and its libraries")
     commands = parser.add_subparsers(dest=COMMAND, metavar="COMMAND", parser_class=Parser)
     by_name: dict[str, Parser] = {}
     for name, command in all_commands().items():
@@ -70,11 +97,18 @@ def build_parser(chosen: str | None) -> tuple[Parser, dict[str, Parser]]:
             help=command.help.replace("%", "%%"),
             description=command.description,
             usage=command.usage,
-            parents=[common],
+            epilog="\n".join(["examples:", *(f"  {line}" for line in command.examples)]) if command.examples else None,
         )
     if chosen in by_name:
         add_command_flags(chosen, by_name[chosen])
+    for each in (parser, *by_name.values()):
+        add_common_flags(each)
     return parser, by_name
+
+
+def add_common_flags(parser: Parser) -> None:
+    """Add the flags of every command, except for those that the command has declared itself."""
+    add_flags(parser.add_argument_group("on every command"), (flag for flag in COMMON if not parser.has_flag(flag.name)))
 
 
 def add_command_flags(name: str, parser: Parser) -> None:

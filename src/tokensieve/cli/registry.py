@@ -8,8 +8,17 @@ import os
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tokensieve.registry import Registry
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command found out, as --json prints it, and its exit code."""
+
+    value: Any  # what JSON can store
+    code: int = 0
 
 
 @dataclass(frozen=True)
@@ -20,9 +29,10 @@ class Command:
     help: str  # one line in `tokensieve --help`
     description: str  # the beginning of `tokensieve NAME --help`
     add_flags: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]  # the exit code; None is 0
+    run: Callable[[argparse.Namespace], Result | int | None]  # an exit code alone is no result; None is 0
     usage: str | None = None  # default: all flags
     order: int = 1000  # place in `tokensieve --help`
+    examples: tuple[str, ...] = ()  # command lines at the end of `tokensieve NAME --help`
 
 
 COMMANDS: Registry[Command] = Registry("command")

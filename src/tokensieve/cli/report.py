@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli.registry import COMMANDS, Command, Result
 from tokensieve.flags import integer_in
 
 
@@ -17,10 +17,10 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_report(args: argparse.Namespace) -> None:
+def run_report(args: argparse.Namespace) -> Result:
     from tokensieve import report
 
-    report.run(args)
+    return Result({"file": str(report.run(args))})
 
 
 COMMANDS.add(
@@ -31,6 +31,11 @@ COMMANDS.add(
         add_report_flags,
         run_report,
         order=90,
+        examples=(
+            "tokensieve report results",
+            "tokensieve report results --output report.html --title 'CLIP on my images'",
+            "tokensieve report results/*.json --images 0",
+        ),
     ),
     origin=__name__,
 )

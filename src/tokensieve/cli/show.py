@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli.registry import COMMANDS, Command, Result
 from tokensieve.drawing.registry import SHOW_INPUTS
 from tokensieve.evaluation.flags import WEIGHTS, model_type_flag
 from tokensieve.flags import add_flags, integer_in
@@ -31,10 +31,10 @@ def add_show_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=integer_in(0, 2**32 - 1), default=0, help="default: 0")
 
 
-def run_show(args: argparse.Namespace) -> None:
+def run_show(args: argparse.Namespace) -> Result:
     from tokensieve.drawing import show
 
-    show.run(args)
+    return Result({"files": [str(path) for path in show.run(args)]})
 
 
 COMMANDS.add(
@@ -45,6 +45,11 @@ COMMANDS.add(
         add_show_flags,
         run_show,
         order=80,
+        examples=(
+            "tokensieve show photo.jpg --plan cover:32 --compare anchor:60 random:60",
+            "tokensieve show embedded:3 embedded:12 --output kept-{image}.png",
+            "tokensieve show embedded-reid:12 --gallery",
+        ),
     ),
     origin=__name__,
 )

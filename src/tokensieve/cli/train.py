@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli import overrides
+from tokensieve.cli.registry import COMMANDS, Command, Result
 from tokensieve.errors import UserError
+from tokensieve.flags import COMMON, WANDB
 
 
 def add_train_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="CONFIG KEY VALUE",
-        help="YAML file, and values that replace those of its keys, such as MODEL.SDTPS_BETA 0.3",
+        metavar="CONFIG KEY=VALUE",
+        help=f"YAML file, or the name of a shipped one (tokensieve configs); then {overrides.HELP}",
     )
     parser.add_argument("--config_file", metavar="CONFIG", help="the YAML file, if it is not the first word")
     parser.add_argument(
@@ -31,17 +33,17 @@ def add_train_flags(parser: argparse.ArgumentParser) -> None:
         help="train on the embedded questions, whatever data the file names (two-stage VLM pruning)",
     )
     parser.add_argument("--output", metavar="DIR", help="folder of the run (default: the one the file names)")
+    WANDB.add_to(parser)
     parser.add_argument("--exp_name", metavar="NAME", help="the folder of this name in the one that the file names")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
 
 
-def run_train(args: argparse.Namespace) -> None:
-    from tokensieve import config
+def run_train(args: argparse.Namespace) -> Result:
+    from tokensieve import config, files
 
-    path, overrides = _file_and_values(args)
+    path, values = _file_and_values(args)
     if args.data is not None:
-        overrides = {"dataset_settings": f"{{name: {args.data}}}"} | overrides
-    made = config.load(path, overrides)
+        values = {"dataset_settings": f"{{name: {args.data}}}"} | values
+    made = config.load(path, values)
     output = args.output
     if args.exp_name is not None:
         if output is not None:
@@ -50,25 +52,24 @@ def run_train(args: argparse.Namespace) -> None:
     if made.searches:
         from tokensieve import search
 
-        if overrides:
-            raise UserError(f"{path} turns a search on, and its trials read the file; write {', '.join(overrides)} there")
-        search.run(path, output=output, quiet=args.quiet)
-    else:
-        from tokensieve import training
-        from tokensieve.training import launch
+        return Result(search.summary(search.run(path, output=output, quiet=args.quiet, overrides=values, wandb=args.wandb)))
+    from tokensieve import training
+    from tokensieve.training import launch
 
-        launch.start_processes(made, _command(args, path, overrides))
-        training.run(path, resume=args.resume, quiet=args.quiet, output=output, overrides=overrides)
+    launch.start_processes(made, _command(args, path, values))
+    folder = training.run(path, resume=args.resume, quiet=args.quiet, output=output, overrides=values, wandb=args.wandb)
+    evaluation = folder / "result.json"
+    return Result({"folder": str(folder), "evaluation": files.read_json(evaluation) if evaluation.exists() else None})
 
 
-def _command(args: argparse.Namespace, path: str, overrides: Mapping[str, str]) -> list[str]:
+def _command(args: argparse.Namespace, path: str, values: Mapping[str, str]) -> list[str]:
     """The words of the same command, for processes that take the place of this one."""
-    words = ["train", path, *(word for pair in overrides.items() for word in pair)]
-    for name in ("output", "exp_name"):
+    words = ["train", path, *(f"{key}={value}" for key, value in values.items())]
+    for name in ("output", "exp_name", "wandb"):
         if getattr(args, name) is not None:
             words += [f"--{name}", getattr(args, name)]
     words += [word for file in args.plugin or () for word in ("--plugin", file)]
-    words += [f"--{name}" for name in ("quiet", "debug") if getattr(args, name, False)]
+    words += [f"--{flag.name}" for flag in COMMON if flag.switch and getattr(args, flag.dest)]
     if args.resume is not False:
         words += ["--resume"] if args.resume is True else ["--resume", str(args.resume)]
     return words
@@ -84,10 +85,7 @@ def _file_and_values(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
     path = args.config_file or (words.pop(0) if words else None)
     if path is None:
         raise UserError("which CONFIG? Give the path of a YAML file, such as tokensieve train configs/embedded_reid.yml")
-    keys, values = words[::2], words[1::2]
-    if len(keys) > len(values):
-        raise UserError(f"{keys[-1]} has no value; after the file come pairs KEY VALUE, such as SOLVER.SEED 2")
-    return path, dict(zip(keys, values, strict=True))
+    return path, overrides.read_overrides(words)
 
 
 COMMANDS.add(
@@ -101,8 +99,13 @@ COMMANDS.add(
         "See docs/guide.md and docs/vlm-pruning.md.",
         add_train_flags,
         run_train,
-        usage="tokensieve train [options] CONFIG [KEY VALUE ...]",
+        usage="tokensieve train [options] CONFIG [KEY=VALUE ...]",
         order=50,
+        examples=(
+            "tokensieve train embedded_vlm",
+            "tokensieve train configs/learned_selector.yaml optimizer.lr=1e-3 steps=30 --output outputs/short",
+            "tokensieve train configs/embedded_reid.yml SOLVER.SEED=2 --exp_name second",
+        ),
     ),
     origin=__name__,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli.registry import COMMANDS, Command, Result
 from tokensieve.evaluation.flags import model_type_flag
 from tokensieve.flags import integer_in
 
@@ -33,7 +33,6 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="DIR", help="folder of the study, the plot and tune.json (default: results/tune/MODEL)"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress, no table")
 
 
 def names(text: str) -> list[str]:
@@ -55,10 +54,12 @@ def minutes(word: str) -> float:
     return number
 
 
-def run_tune(args: argparse.Namespace) -> None:
+def run_tune(args: argparse.Namespace) -> Result:
+    from tokensieve import files
     from tokensieve.tuning import run
 
-    run.run(args)
+    path = run.run(args)
+    return Result({"file": str(path), **files.read_json(path)})
 
 
 COMMANDS.add(
@@ -71,6 +72,11 @@ COMMANDS.add(
         run_tune,
         usage="tokensieve tune [--model NAME] [--images PATH ...] [--speedup X] [--keep N] [FLAGS]",
         order=45,
+        examples=(
+            "tokensieve tune",
+            "tokensieve tune --model ViT-B-16 --pretrained openai --images photos --speedup 2",
+            "tokensieve tune --model sieve-llava-8 --questions questions.txt --keep 40 --budget_minutes 10",
+        ),
     ),
     origin=__name__,
 )

@@ -5,10 +5,12 @@ The type of a file comes from the declarations of trainings (registry.py). pydan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokensieve.config import shipped
 from tokensieve.config.registry import TRAININGS, TrainingSpec
 from tokensieve.errors import UserError, did_you_mean, nearest, one_line, short
 from tokensieve.registry import resolve
@@ -27,24 +29,31 @@ def load(path: str | Path, overrides: Mapping[str, str] | None = None, *, search
     searching: for a search, also if the file does not turn one on. A search without a space gets that of the training.
     """
     from tokensieve.config import explain
-    from tokensieve.config.document import Document, key_path
     from tokensieve.config.search_space import check_space, fill_space, is_search
 
-    document = Document(Path(path))
-    for key, text in (overrides or {}).items():
-        _check_key(key)
-        document.override(key_path(key), text)
+    document = read(path, overrides)
     schema: type[Training] = resolve(training_of(document).schema)
     if searching or is_search(document):
         fill_space(document, schema)
     return explain.check_document(document, schema, check_space(document, schema))
 
 
+def read(path: str | Path, overrides: Mapping[str, str] | None = None) -> Document:
+    """The values of a file, or of a shipped one by its name (shipped.py), with those of the command line. Checks no key."""
+    from tokensieve.config.document import Document, key_path
+
+    document = Document(shipped.find(path))
+    for key, text in (overrides or {}).items():
+        _check_key(key)
+        document.override(key_path(key), text)
+    return document
+
+
 def _check_key(key: str) -> None:
     """A UserError if a word of the command line cannot be the path of a key."""
     parts = key.split(".")
     if not all(part.isidentifier() or part.isdigit() for part in parts) or len(parts) > MAX_PARTS or len(key) > MAX_KEY:
-        raise UserError(f"{short(key)!r} is not a key; after the file come pairs KEY VALUE, such as SOLVER.SEED 2")
+        raise UserError(f"{short(key)!r} is not a key; after the file comes KEY=VALUE, such as SOLVER.SEED=2")
 
 
 def training_of(document: Document) -> TrainingSpec:
@@ -76,25 +85,29 @@ def _count_sections(document: Document, spec: TrainingSpec) -> tuple[int, int]:
     return sum(key in spec.sections for key in keys), sum(nearest(key, spec.sections) is not None for key in keys[:100])
 
 
-def validate(files: Iterable[str | Path]) -> int:
-    """Print every error of the files, one a line as FILE:LINE: KEY: MESSAGE, or that there is none; the exit code."""
+@dataclass(frozen=True)
+class Checked:
+    """What `tokensieve validate` finds out about a file."""
+
+    file: str
+    summary: str  # what it trains; empty if it has errors
+    errors: tuple[str, ...]  # FILE:LINE: KEY: MESSAGE
+    notes: tuple[str, ...]
+
+
+def validate(path: str | Path, overrides: Mapping[str, str] | None = None) -> Checked:
+    """Every error of a file, that of what it refers to included. overrides: see `load`."""
     from tokensieve.config.document import ConfigErrors
 
-    code = 0
-    for file in files:
-        try:
-            config = load(file)
-            check_files(file, config)
-            notes = list(config.notes())
-        except UserError as error:
-            code = 2
-            print("\n".join(error.lines) if isinstance(error, ConfigErrors) else one_line(error))
-        else:
-            name = short(file, 300)
-            print(f"{name}: ok: {_summary(config)}")
-            for note in notes:
-                print(f"{name}: note: {short(note, 1000)}")
-    return code
+    name = short(path, 300)
+    try:
+        config = load(path, overrides)
+        check_files(path, config, overrides)
+        return Checked(name, _summary(config), (), tuple(short(note, 1000) for note in config.notes()))
+    except ConfigErrors as error:
+        return Checked(name, "", tuple(error.lines), ())
+    except UserError as error:
+        return Checked(name, "", (one_line(error),), ())
 
 
 def _summary(config: Any) -> str:
@@ -105,11 +118,11 @@ def _summary(config: Any) -> str:
     return summary
 
 
-def check_files(path: str | Path, config: Training) -> None:
+def check_files(path: str | Path, config: Training, overrides: Mapping[str, str] | None = None) -> None:
     """Check what the file refers to, such as data on the disk. Raises ConfigErrors with the lines that refer to it."""
-    from tokensieve.config.document import ConfigErrors, Document, key_path
+    from tokensieve.config.document import ConfigErrors, key_path
 
     problems = list(config.check_files())
     if problems:
-        document = Document(Path(path))
+        document = read(path, overrides)
         raise ConfigErrors(document.path, [document.error(key_path(key), message) for key, message in problems])

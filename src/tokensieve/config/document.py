@@ -16,6 +16,7 @@ from tokensieve.errors import UserError, short
 
 MAX_ERRORS = 50  # errors of a file that are listed
 MAX_ERROR = 800  # letters of an error
+COMMAND_LINE = " (command line)"  # behind the key of a value that is not in the file
 MAX_MESSAGE = 1000  # letters of the errors in a message of one line
 
 
@@ -26,6 +27,11 @@ class ConfigError:
     line: int
     path: str
     message: str
+
+    @property
+    def is_override(self) -> bool:
+        """Whether it is in a value of the command line."""
+        return self.path.endswith(COMMAND_LINE)
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message
@@ -41,7 +47,7 @@ class ConfigErrors(UserError):
     def __init__(self, file: Path, errors: Iterable[ConfigError], block: str = "", more: int = 0) -> None:
         self.file, self.errors, self.block = file, sorted(set(errors)), block
         self.more = more + len(self.errors[MAX_ERRORS:])
-        shown = [f"line {error.line}: {error}" for error in self.errors[:MAX_ERRORS]]
+        shown = [str(error) if error.is_override else f"line {error.line}: {error}" for error in self.errors[:MAX_ERRORS]]
         fitting = max(1, sum(length <= MAX_MESSAGE for length in accumulate(map(len, shown))))
         rest = len(shown) - fitting + self.more
         message = f"{short(file, 300)}: {'; '.join(shown[:fitting])}"
@@ -62,14 +68,7 @@ class Document:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            text = files.read_text(path, yaml_tree.MAX_BYTES)
-        except UserError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            raise UserError(
-                f"no file {short(path, 300)!r}; give the path of a YAML file, such as configs/embedded_clip.yaml"
-            ) from None
+        text = files.read_text(path, yaml_tree.MAX_BYTES)
         try:
             tree = yaml_tree.read(text)
         except yaml_tree.TextError as error:
@@ -88,7 +87,7 @@ class Document:
         try:
             tree = yaml_tree.read_value(text)
         except yaml_tree.TextError as error:
-            raise UserError(f"{_dotted(path)} (command line): {error}") from None
+            raise UserError(f"{_dotted(path)}{COMMAND_LINE}: {error}") from None
         section: Any = self.data
         for step in path[:-1]:
             if isinstance(section, dict) and section.get(str(step)) is None:
@@ -133,7 +132,7 @@ class Document:
 
     def _name(self, path: KeyPath) -> str:
         given = any(is_below(path, one) or (path and path not in self.lines and is_below(one, path)) for one in self.overridden)
-        return _dotted(path) + (" (command line)" if given else "")
+        return _dotted(path) + (COMMAND_LINE if given else "")
 
 
 MISSING = object()

@@ -28,6 +28,7 @@ from tokensieve.cutting.placement import (
 )
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import PlanWarning, Uncuttable, UserError, describe_value
+from tokensieve.installation.packages import naming_extras
 from tokensieve.models.registry import open_tower, open_vlm
 from tokensieve.models.tower import Tower, Undo
 from tokensieve.models.vlm import Vlm
@@ -282,7 +283,8 @@ class Handle:
         self, image: Any, batch_index: int = 0, transform: Callable[[Any], Any] | None = None, name: str = ""
     ) -> Picture:
         """Draws what the plan did to an image of the last batch, as a matplotlib figure; see `drawing.sheet.picture`."""
-        from tokensieve.drawing import sheet
+        with naming_extras():
+            from tokensieve.drawing import sheet
 
         return sheet.picture(self, image, batch_index, transform, name)
 

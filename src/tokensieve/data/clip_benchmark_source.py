@@ -20,6 +20,7 @@ from tokensieve.data.registry import CLASSIFY, SourceOptions, task_of
 from tokensieve.data.source import Broken, Source
 from tokensieve.data.streams import OtherStream
 from tokensieve.errors import UserError, one_line, short
+from tokensieve.installation.packages import missing_package
 from tokensieve.models.loading import hub
 from tokensieve.provenance import digest, file_stat
 
@@ -123,7 +124,10 @@ def _open(name: str, transform: Callable[[Any], Tensor], options: SourceOptions)
             f"It comes from: {one_line(error, 200)}"
         ) from error
     except ImportError as error:
-        raise UserError(f"{name} needs the package {error.name or error}: pip install {error.name or '...'}") from error
+        needed = missing_package(error) or UserError(
+            f"{name} needs the package {error.name}: pip install {error.name or '...'}"
+        )
+        raise needed from error
     except (AssertionError, OSError, RuntimeError, ValueError, KeyError, TypeError, SystemExit) as error:
         reason = one_line(error, 300)
         where = f"{short(folder, 200)!r} (--dataset_root), split {short(split)!r}"

@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.data.prompts import set_texts
-from tokensieve.errors import UserError, nearest, short
+from tokensieve.errors import UserError, did_you_mean, short
 from tokensieve.files import format_template, read_lines
 from tokensieve.registry import Registry, resolve
 
@@ -87,13 +87,11 @@ def get_dataset(name: str) -> DatasetSpec:
     if spec is not None:
         return spec
     known = [spec.name for spec in DATASETS.values() if not spec.argument]
-    by_lower_case = {word.lower(): word for word in known}  # some names have capitals
-    near = nearest(name, known) or by_lower_case.get(nearest(name.lower(), by_lower_case) or "")
     groups: dict[str, list[str]] = {}
     for spec in DATASETS.values():
         groups.setdefault(spec.group, []).append(spec.name + spec.argument)
     listed = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
-    raise UserError(f"there is no data set {name!r}.{f' Did you mean {near!r}?' if near else ''} Known are {listed}.")
+    raise UserError(f"there is no data set {name!r}.{did_you_mean(name, known)} Known are {listed}.")
 
 
 def dataset_names(requested: Sequence[str] | None) -> list[str]:

@@ -19,6 +19,9 @@ def run(args: argparse.Namespace) -> list[Path]:
     """Draw all inputs under all plans into one picture, or with {image} in --output into one for each; the files."""
     kind = next(kind for kind in reversed(list(SHOW_INPUTS.values())) if resolve(kind.accepts)(args))
     paths: list[Path] = resolve(kind.run)(args)
+    for path in paths:
+        if not args.quiet and not files.is_stream(path):
+            print(path)
     return paths
 
 
@@ -49,6 +52,4 @@ def write(pictures: Mapping[Path, Picture]) -> list[Path]:
     """Write pictures, each completely or not at all. What lies there and is different is kept."""
     for path, picture in pictures.items():
         files.replace_file(path, picture.png())
-        if not files.is_stream(path):
-            print(path)
     return list(pictures)

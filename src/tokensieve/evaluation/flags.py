@@ -297,7 +297,6 @@ def _how() -> list[Flag]:
             repeats=True,
         ),
         Flag("skip_load", f"with {stored}: use the features of an earlier run and load no model", False, ON, group=HOW),
-        Flag("quiet", "no progress, no table", True, {"action": "store_false", "dest": "verbose"}, group=HOW),
     ]
 
 

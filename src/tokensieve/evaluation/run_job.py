@@ -75,7 +75,7 @@ def run_job(
 ) -> list[Path]:
     """Run a job; the files that were written (by process 0)."""
     started = time.perf_counter()
-    show = args.verbose and processes.is_main
+    show = not args.quiet and processes.is_main
     prepared = _prepare(job, loaded, args, device, warn, processes, show)
     if not prepared.plans:
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from tokensieve import files
 from tokensieve.errors import UserError, short
@@ -12,14 +13,15 @@ from tokensieve.leaderboard.markdown import number, scale, title
 from tokensieve.leaderboard.rows import Row, add_files, read_folder
 
 
-def run(args: argparse.Namespace) -> None:
-    """One of show, add and page."""
+def run(args: argparse.Namespace) -> Any:
+    """One of show, add and page; what it found, for --json."""
     if args.action == "add":
         if not args.files:
             raise UserError("leaderboard add: name the files of rows to add, such as results/*.json")
         new, known = add_files(args.files, args.folder)
-        print(f"{new} rows added to {args.folder}, {known} were there already")
-        return
+        if not args.quiet:
+            print(f"{new} rows added to {args.folder}, {known} were there already")
+        return {"added": new, "known": known}
     if args.files:
         raise UserError(f"leaderboard {args.action} takes no files; --folder names the folder that they are in")
     rows, skipped = read_folder(args.folder)
@@ -27,17 +29,20 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             f"{short(args.folder, 200)} has no row; benchmarks/leaderboard.sh makes them, leaderboard add adds them"
         )
+    if args.action == "show" and args.as_json:
+        return {"rows": rows, "skipped": skipped}
     if args.action == "show":
         for part in curves.boards(rows).values():
             print_board(part)
         if skipped:
             print(f"{len(skipped)} entries say what a model cannot carry out; docs/leaderboard.md lists them")
-        return
+        return None
     path = Path(args.output)
     files.check_writable(path)
     files.replace_file(path, page.build(rows).encode(errors="replace"))
-    if not files.is_stream(path):
+    if not args.quiet and not files.is_stream(path):
         print(path)
+    return {"file": str(path)}
 
 
 def print_board(rows: list[Row]) -> None:

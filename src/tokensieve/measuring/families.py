@@ -195,7 +195,7 @@ def markdown(lines: Sequence[Line]) -> str:
     return intro + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows) + notes
 
 
-def run(args: Namespace) -> None:
+def run(args: Namespace) -> list[dict[str, str]]:
     """Prints the table, and writes it as Markdown to args.output where that is given."""
     from rich import box
     from rich.table import Table
@@ -210,8 +210,10 @@ def run(args: Namespace) -> None:
     for line in lines:
         family, models, *others = line.cells()
         shown.add_row(f"{family}\n  {models}", *others)
-    terminal.print_table(shown)
+    if not args.quiet and not args.as_json:
+        terminal.print_table(shown)
     for note in filter(None, map(Line.failure_text, lines)):
         print(textwrap.fill(note, max(20, shutil.get_terminal_size().columns)))
     if args.output is not None:
         files.replace_file(Path(args.output), markdown(lines).encode())
+    return [dict(zip(HEADS, line.cells(), strict=True)) for line in lines]

@@ -23,9 +23,9 @@ from torch.utils.data import Dataset
 
 from tokensieve.data.images import BrokenImage
 from tokensieve.embedded.people import attributes, dataset
-from tokensieve.errors import UserError
+from tokensieve.errors import UserError, did_you_mean
 from tokensieve.provenance import digest, file_stat
-from tokensieve.reid.layouts import EMBEDDED, JUNK_ID, LAYOUTS, MODALITIES, ROOT, SPLITS, find_layout, nearest_hint
+from tokensieve.reid.layouts import EMBEDDED, JUNK_ID, LAYOUTS, MODALITIES, ROOT, SPLITS, find_layout
 from tokensieve.reid.scan import (
     Shot,
     decode_image,
@@ -121,7 +121,7 @@ def load(
     layout = find_layout(name)
     splits = [known for known in SPLITS if known in (*layout.splits, "val")]
     if split not in splits:
-        raise UserError(f"{name} has no split {split!r}: there are {', '.join(splits)}.{nearest_hint(split, splits)}")
+        raise UserError(f"{name} has no split {split!r}: there are {', '.join(splits)}.{did_you_mean(split, splits)}")
     if not modalities or (unknown := [m for m in modalities if m not in MODALITIES]):
         raise UserError(f"there is no modality {unknown[0] if modalities else ''!r}: known are {', '.join(MODALITIES)}.")
     folder = folder_of(name, root)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tokensieve.errors import UserError, nearest
+from tokensieve.errors import UserError, did_you_mean
 
 MODALITIES = ("RGB", "NI", "TI")
 SPLITS = ("train", "val", "query", "gallery")
@@ -78,13 +78,6 @@ EMBEDDED = tuple(name for name in NAMES if name.startswith("embedded-"))
 def find_layout(name: str) -> Layout:
     if name not in LAYOUTS:
         raise UserError(
-            f"there is no re-identification data {name!r}: known are {', '.join(NAMES)}.{nearest_hint(name, NAMES)}"
+            f"there is no re-identification data {name!r}: known are {', '.join(NAMES)}.{did_you_mean(name, NAMES)}"
         )
     return LAYOUTS[name]
-
-
-def nearest_hint(word: str, options: Sequence[str]) -> str:
-    """did_you_mean, for words that may be written in capitals or not."""
-    near = nearest(word.lower(), [option.lower() for option in options])
-    same = next((option for option in options if option.lower() == near), None)
-    return "" if same is None else f" Did you mean {same!r}?"

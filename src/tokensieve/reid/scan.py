@@ -12,8 +12,8 @@ from typing import TypeVar
 from PIL import Image
 
 from tokensieve.data.images import BrokenImage, by_own_range, decode
-from tokensieve.errors import UserError
-from tokensieve.reid.layouts import JUNK_ID, LAYOUTS, MODALITIES, OVERLAP_MESSAGE, STRIP, Layout, nearest_hint
+from tokensieve.errors import UserError, did_you_mean
+from tokensieve.reid.layouts import JUNK_ID, LAYOUTS, MODALITIES, OVERLAP_MESSAGE, STRIP, Layout
 
 T = TypeVar("T")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
@@ -55,7 +55,7 @@ def scan_all(name: str, folder: Path) -> dict[str, _Scan]:
     """The scans of the splits' folders; what two splits share is scanned once."""
     layout = LAYOUTS[name]
     scans = {inside: _scan(layout, folder, inside) for inside in dict.fromkeys(layout.splits.values())}
-    if not any(scan.there for scan in scans.values()) and nearest_hint(name, _inside(folder, folders=True)):
+    if not any(scan.there for scan in scans.values()) and did_you_mean(name, _inside(folder, folders=True)):
         scans[layout.splits["train"]].missing[_missing(folder, name)] = ""
     return scans
 
@@ -152,7 +152,7 @@ def held_out_identities(name: str, split: str, pids: Sequence[int], count: int) 
 def _missing(parent: Path, name: str, shown: str = "") -> str:
     """A folder that is not there, and what is there that may be meant."""
     path = os.path.join(shown, name) if shown else name
-    return path + nearest_hint(name, sorted(_inside(parent, folders=True))).rstrip()
+    return path + did_you_mean(name, sorted(_inside(parent, folders=True))).rstrip()
 
 
 def _inside(folder: Path, folders: bool = False) -> list[str]:

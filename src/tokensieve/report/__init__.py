@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> Path:
     files.check_writable(path)
     page = build(results.read_results(args.files), title=args.title, images=args.images)
     files.replace_file(path, page.encode(errors="replace"))
-    if not files.is_stream(path):
+    if not args.quiet and not files.is_stream(path):
         print(path)
     return path
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tokensieve import config, files, training
 from tokensieve.errors import UserError
@@ -12,14 +15,23 @@ from tokensieve.search.study import last_reason, storage_name, translate_storage
 from tokensieve.search.workers import Searching
 
 
-def run(path: str | Path, output: str | Path | None = None, quiet: bool = False) -> Path:
-    """Run or continue the search that a file describes; returns the folder with all trials and the best files."""
+def run(
+    path: str | Path,
+    output: str | Path | None = None,
+    quiet: bool = False,
+    overrides: Mapping[str, str] | None = None,
+    wandb: str | None = None,
+) -> Path:
+    """Run or continue the search that a file describes; returns the folder with all trials and the best files.
+
+    overrides: values of keys, see `config.load`. They are part of the study: the same ones go on with it.
+    wandb: the project on Weights & Biases that gets the curves of the trials, as a group.
+    """
     training.check_launcher(os.environ)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("a search starts the processes of its trials itself; run tokensieve search without torchrun")
-    path = Path(path)
-    folder = Path(output) if output is not None else config.load(path).output
-    searching = Searching(path, folder, quiet)
+    folder = Path(output) if output is not None else config.load(path, overrides).output
+    searching = Searching(path, folder, quiet, overrides, wandb)
     database = storage_name(searching.config.manager_settings, folder)
     with files.FolderLock(folder, "a search"), translate_storage_errors(database):
         searching.open()
@@ -31,6 +43,20 @@ def run(path: str | Path, output: str | Path | None = None, quiet: bool = False)
     if not quiet:
         results.show(searching.study, searching.search, folder)
     return folder
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """The folder of a search, its best files and all trials, as JSON."""
+    with (folder / "trials.csv").open(encoding="utf-8", newline="") as table:
+        trials = [{name: _number_or_text(text) for name, text in row.items()} for row in csv.DictReader(table)]
+    return {"folder": str(folder), "best": sorted(path.name for path in folder.glob("best*.yaml")), "trials": trials}
+
+
+def _number_or_text(text: str) -> float | str | None:
+    try:
+        return float(text)
+    except ValueError:
+        return text or None
 
 
 def _search(searching: Searching, folder: Path) -> bool:

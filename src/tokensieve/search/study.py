@@ -13,6 +13,7 @@ from tokensieve import provenance
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Manager, Search
 from tokensieve.errors import UserError, one_line
+from tokensieve.installation.packages import naming_extras
 
 if TYPE_CHECKING:
     import optuna
@@ -43,10 +44,8 @@ def without_warnings() -> Iterator[None]:
 
 def import_optuna() -> Any:
     """Optuna, or a UserError with the command that installs it."""
-    try:
+    with naming_extras():
         import optuna
-    except ImportError:
-        raise UserError("a search needs Optuna, which is not installed: pip install 'tokensieve[search]'") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tokensieve import training
 from tokensieve.config import load
@@ -24,6 +24,7 @@ from tokensieve.errors import ProcessLostError, UserError, WriteError, one_line
 from tokensieve.plugins import load_plugin
 from tokensieve.search import space
 from tokensieve.search.study import OWNER, import_optuna, pruner, storage, without_warnings
+from tokensieve.training.tracking import PROJECT, PROJECT_GROUP
 
 PRUNED = "pruned: "  # prefix of the UserError that stops a pruned trial
 CANNOT_WRITE = os.EX_IOERR if hasattr(os, "EX_IOERR") else 74  # exit code of a trial that the disk has no room for
@@ -39,7 +40,10 @@ def main(argv: Sequence[str]) -> int:
     is_main = os.environ.get("RANK", "0") == "0"
     report = reporter(snapshot, trial_id) if is_main else _ignore
     try:
-        training.run(folder / "config.yaml", resume=True, output=folder, quiet=True, report=report)
+        tracking: dict[str, Any] = {}
+        if PROJECT in os.environ:
+            tracking = {"wandb": os.environ[PROJECT], "group": os.environ.get(PROJECT_GROUP)}
+        training.run(folder / "config.yaml", resume=True, output=folder, quiet=True, report=report, **tracking)
     except ProcessLostError as error:  # the process that ended first has written why, or was killed
         print(error, file=sys.stderr)
         return 1

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve import config, files
-from tokensieve.config import document, search_space, yaml_tree
+from tokensieve.config import search_space, yaml_tree
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Manager
 from tokensieve.errors import UserError, WriteError
@@ -48,6 +48,7 @@ from tokensieve.search.study import (
 )
 from tokensieve.search.trial import CANNOT_WRITE
 from tokensieve.training.launch import cuda_devices, torchrun
+from tokensieve.training.tracking import PROJECT, PROJECT_GROUP, import_wandb
 
 if TYPE_CHECKING:
     import optuna
@@ -111,14 +112,25 @@ class Searching:
     study: optuna.Study
     storage: Any
 
-    def __init__(self, path: Path, folder: Path, quiet: bool) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        folder: Path,
+        quiet: bool,
+        overrides: Mapping[str, str] | None = None,
+        wandb: str | None = None,
+    ) -> None:
         self.optuna = import_optuna()
-        self.config: Training = config.load(path, searching=True)
-        config.check_files(path, self.config)
+        self.tracking = {} if wandb is None else {PROJECT: wandb, PROJECT_GROUP: str(folder)}
+        if wandb is not None:
+            import_wandb()
+        self.config: Training = config.load(path, overrides, searching=True)
+        config.check_files(path, self.config, overrides)
         self.search, manager = self.config.search_settings, self.config.manager_settings
         if not self.search.space:
             raise UserError(f"{path}: search_settings.space: {search_space.nothing_to_search(type(self.config))}")
-        self.data, self.folder, self.quiet = document.Document(path).data, folder, quiet
+        document = config.read(path, overrides)
+        self.data, self.folder, self.quiet = document.data, folder, quiet
         settings = self.data.get("search_settings") or {}
         if not settings.get("space"):  # that of the training, so that every file of the search names it
             space = self.search.model_dump(mode="json", exclude_defaults=True)["space"]
@@ -129,7 +141,7 @@ class Searching:
         self.free = find_slots(manager, cuda_devices() if manager.available_gpus else [])
         if manager.available_gpus and self.free[0].name == CPU:
             self.print(f"there is no CUDA device: trials run on the CPU, {len(self.free)} at a time")
-        self.name = manager.study_name or path.stem
+        self.name = manager.study_name or document.path.stem
         self.snapshot = folder / "search.yaml"  # the workers read this copy: the file may change
         self.running: list[Running] = []
         self.is_stopping = False
@@ -235,7 +247,7 @@ class Searching:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **slot.variables, OWNER: str(os.getpid())},
+                    env={**os.environ, **slot.variables, **self.tracking, OWNER: str(os.getpid())},
                     start_new_session=True,  # Ctrl-C reaches this process only, which stops the workers
                 )
             self.free.remove(slot)

@@ -37,6 +37,8 @@ def run(
     quiet: bool = False,
     report: Report | None = None,
     overrides: Mapping[str, str] | None = None,
+    wandb: str | None = None,
+    group: str | None = None,
 ) -> Path:
     """Train what a file describes, once, whatever its search_settings; returns the folder of the run.
 
@@ -44,12 +46,17 @@ def run(
     The last evaluation goes to result.json; a learner that keeps the best weights writes their numbers there instead. A
     learner may have `steps`, `checkpoint_every` and `evaluate_every`, say computed from the size of its data; otherwise they
     are taken from the file. resume: from the last checkpoint, or from that of a step. report: see `loop.train`.
+    wandb: the project on Weights & Biases that gets the curves too. group: the runs there that belong together.
     """
     check_launcher(os.environ)
     if isinstance(config, (str, Path)):
         path, config = config, load(config, overrides)
-        check_files(path, config)
+        check_files(path, config, overrides)
     folder = Path(output) if output is not None else config.output
+    if wandb is not None:
+        from tokensieve.training.tracking import import_wandb
+
+        import_wandb()  # before anything is loaded
 
     import torch
 
@@ -59,7 +66,7 @@ def run(
     learner = resolve(spec.learner)(config)
     accelerator = getattr(learner, "accelerator", None)
     try:
-        _train(spec, learner, folder, config, resume, quiet, report)
+        _train(spec, learner, folder, config, resume, quiet, report, wandb, group)
     except UserError as error:
         clear_frames(error.__traceback__)  # they refer to the models
         del learner
@@ -100,9 +107,12 @@ def _train(
     resume: bool | int,
     quiet: bool,
     report: Report | None,
+    wandb: str | None,
+    group: str | None,
 ) -> None:
     """Train; then process 0 writes the evaluation and what was learned."""
     from tokensieve.training import checkpoint, loop, start
+    from tokensieve.training.tracking import Tracker
 
     def learner_or_config(name: str) -> Any:
         return getattr(learner, name, None) or getattr(config, name, None)
@@ -123,6 +133,7 @@ def _train(
             parts=partial(resolve(spec.parts), learner) if spec.parts else None,
             quiet=quiet,
             report=report,
+            track=None if wandb is None else partial(Tracker, wandb, folder, config.model_dump(mode="json"), group),
         )
 
         def write() -> Any:

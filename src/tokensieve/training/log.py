@@ -1,4 +1,4 @@
-"""Logs of a run: a progress bar, training.log for readers, log.jsonl for programs, curves for TensorBoard.
+"""Logs of a run: a progress bar, training.log for readers, log.jsonl for programs, curves for TensorBoard and W&B.
 
 A row of log.jsonl is {"step": 17, "loss": 0.3} for the losses of step 17, counted from 0, or {"step": 199, "evaluation": {...}}
 for the evaluation after step 199. Everywhere else a step is the number of steps done, as in the checkpoints' names.
@@ -19,6 +19,8 @@ from tqdm import tqdm
 
 from tokensieve import files, provenance
 from tokensieve.errors import WriteError
+from tokensieve.installation.packages import naming_extras
+from tokensieve.training.tracking import Tracker
 
 FOLDER = "logs"
 ROWS, TEXT, CURVES = "log.jsonl", "training.log", "tensorboard"
@@ -33,14 +35,17 @@ def _hide_writer_errors(show: Callable[[Any], object], error: Any) -> None:
 class Log:
     """The log of a run from step `start` on. Only the main process writes."""
 
-    def __init__(self, run: Path, start: int, steps: int, every: int, quiet: bool, is_main: bool) -> None:
+    def __init__(
+        self, run: Path, start: int, steps: int, every: int, quiet: bool, is_main: bool, tracker: Tracker | None = None
+    ) -> None:
         self.folder, self.start, self.steps, self.every = run / FOLDER, start, steps, every
-        self.quiet, self.is_main = quiet, is_main
+        self.quiet, self.is_main, self.tracker = quiet, is_main, tracker
 
     def __enter__(self) -> Log:
         if not self.is_main:
             return self
-        from torch.utils.tensorboard import SummaryWriter
+        with naming_extras():
+            from torch.utils.tensorboard import SummaryWriter
 
         self.show_error = threading.excepthook
         threading.excepthook = partial(_hide_writer_errors, self.show_error)
@@ -59,6 +64,8 @@ class Log:
                 self.text.close()
                 self.curves.close()
             threading.excepthook = self.show_error
+            if self.tracker is not None:
+                self.tracker.close(failed=kind is not None)
 
     def indices(self) -> tqdm[int]:
         """The indices of the steps, with a progress bar."""
@@ -106,9 +113,11 @@ class Log:
         self.text.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
 
     def _draw(self, group: str, done: int, numbers: Mapping[str, Any]) -> None:
-        for name, value in numbers.items():
-            if isinstance(value, (int, float)):
-                self.curves.add_scalar(f"{group}/{name}", value, done)
+        curves = {f"{group}/{name}": value for name, value in numbers.items() if isinstance(value, (int, float))}
+        for name, value in curves.items():
+            self.curves.add_scalar(name, value, done)
+        if self.tracker is not None and curves:
+            self.tracker.log(done, curves)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ from tokensieve.training import checkpoint, random_state
 from tokensieve.training.log import Log, format_losses
 from tokensieve.training.signals import Signals
 from tokensieve.training.start import find_checkpoint, processes
+from tokensieve.training.tracking import Tracker
 
 Report = Callable[[int, Mapping[str, float]], None]  # the steps done and the numbers of an evaluation
 
@@ -65,6 +66,7 @@ def train(
     parts: Callable[[int], Mapping[str, bytes]] | None = None,
     quiet: bool = False,
     report: Report | None = None,
+    track: Callable[[], Tracker] | None = None,
 ) -> dict[str, float] | None:
     """Run `steps` steps, or the rest of them; returns the last evaluation. A resumed run ends with the same bits.
 
@@ -72,13 +74,21 @@ def train(
     resume: from the last checkpoint, or from that of a step. keep_checkpoints: how many besides the best; None: all.
     parts: the files of what was learned after so many steps, by name; process 0 writes them into every checkpoint.
     report: called by process 0 with the steps done and the numbers of each evaluation; if it raises, the run ends.
+    track: called by process 0 once the run can start; the curves go there too.
     Raises UserError when a loss is not finite, or when the folder has a run and resume is False. On Ctrl-C or SIGTERM it
     writes a checkpoint and exits with 130 or 143.
     """
     progress = _Progress(learner, run, processes(learner), keep_checkpoints, parts)
     start = progress.restore(resume, quiet)
     evaluates = hasattr(learner, "evaluate")
-    with Signals(progress.processes) as signals, Log(run, start, steps, log_every, quiet, progress.processes.is_main) as log:
+    is_main = progress.processes.is_main
+    trackers: list[Tracker] = []  # at most one, of process 0
+    if track is not None:
+        progress.processes.run_on_main(lambda: trackers.append(track()))
+    with (
+        Signals(progress.processes) as signals,
+        Log(run, start, steps, log_every, quiet, is_main, next(iter(trackers), None)) as log,
+    ):
         progress.log = log
         log.write(f"resumed after step {start} from {progress.saved}" if start else f"started, {steps} steps")
         progress.describe(quiet)

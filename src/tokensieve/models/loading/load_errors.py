@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tokensieve.errors import UserError, one_line
+from tokensieve.installation.packages import missing_package
 from tokensieve.models.loading.hub import hub_host
 
 
@@ -38,6 +39,8 @@ def translate_load_errors(model: str, pretrained: str) -> Iterator[None]:
     except UserError:
         raise
     except ImportError as error:
+        if (told := missing_package(error)) is not None:
+            raise told from error
         text = one_line(error)
         named = [package for package in ("sentencepiece", "protobuf", "tiktoken") if package in text.lower()]
         hint = f"type pip install {named[0]}" if named else text[:200]
