@@ -232,8 +232,8 @@ def find_entries(
         texts = dict.fromkeys(refused.values())
         for text in texts:
             those = [name for name, other in refused.items() if other == text]
-            budgets = "" if len(those) == len(budgets) else f" (at {', '.join(those)})"
-            skipped.append({"method": method.name, "placement": placement, "reason": f"{text}{budgets}"})
+            only = "" if len(those) == len(budgets) else f" (at {', '.join(those)})"
+            skipped.append({"method": method.name, "placement": placement, "reason": f"{text}{only}"})
 
 
 def find_plan(method: Method, subject: Subject, placement: str, keep: int) -> str:
