@@ -32,7 +32,7 @@ class Slimming(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.hidden = nn.Linear(width, width // 2)
-        self.out = nn.Linear(width // 2, keep)
+        self.out = nn.Linear(width // 2, keep, bias=False)  # a bias would be the same for all tokens
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
