@@ -57,7 +57,7 @@ from tokensieve.plan import Plan
 
 FOLDER = Path(__file__).parent / "results" / "leaderboard"
 BUDGETS = (0.5, 0.3, 0.15, 0.08)
-SIZES = (0.75, 0.6, *BUDGETS)  # of `resize`: also larger ones, so that its curve covers the times of the others
+LARGER = (0.75, 0.6)  # images for `resize`, so that its curve covers the times of the others
 NEAR = 0.1  # of the target: how far the tokens left may be from it
 AUTHORS, HALF = "authors", "half"  # places
 CPU = torch.device("cpu")
@@ -84,7 +84,7 @@ TASKS = (
     BoardTask("held-out", "tower", "acc1", (), 500, 200, dataset="embedded-heldout"),
     BoardTask("retrieval", "tower", "image_retrieval_recall@5", (), 500, 200, dataset="embedded-captions"),
     BoardTask("caption selection", "tower", "acc", (), 300, 100, dataset="embedded-selection"),
-    BoardTask("linear probe", "tower", "lp_acc1", ("--task", "linear_probe", "--fewshot_k", "8"), 1000, 400),
+    BoardTask("linear probe", "tower", "lp_acc1", ("--task", "linear_probe", "--fewshot_k", "-1"), 1000, 400),
     BoardTask("vqa", "vlm", "vqa_score", (), 400, 150, "sieve-llava-8", "vlm", "embedded-questions"),
     BoardTask(
         "re-identification", "reid", "mAP", ("--modalities", "RGB,NI,TI"), 300, 150, embedded.REID, "reid", "embedded-reid"
@@ -207,16 +207,18 @@ class Entry:
     budget: float | None
 
 
-def find_entries(method: Method, subject: Subject, skipped: list[dict[str, str]]) -> Iterator[Entry]:
-    """The plans of a method, and why there are none."""
+def find_entries(
+    method: Method, subject: Subject, budgets: Sequence[float], skipped: list[dict[str, str]]
+) -> Iterator[Entry]:
+    """The plans of a method at some budgets, and why there are none."""
     if method.on_image:
-        for share in SIZES:
+        for share in (*LARGER, *budgets):
             yield Entry(method, f"{method.name}(scale={math.sqrt(share):.3f})", AUTHORS, share)
         return
     for placement in (AUTHORS, *subject.places):
         refused: dict[str, str] = {}
         reached = 0
-        for budget in BUDGETS:
+        for budget in budgets:
             try:
                 plan = find_plan(method, subject, placement, max(1, round(budget * subject.tokens)))
                 reached += 1
@@ -230,8 +232,8 @@ def find_entries(method: Method, subject: Subject, skipped: list[dict[str, str]]
         texts = dict.fromkeys(refused.values())
         for text in texts:
             those = [name for name, other in refused.items() if other == text]
-            budgets = "" if len(those) == len(BUDGETS) else f" (at {', '.join(those)})"
-            skipped.append({"method": method.name, "placement": placement, "reason": f"{text}{budgets}"})
+            only = "" if len(those) == len(budgets) else f" (at {', '.join(those)})"
+            skipped.append({"method": method.name, "placement": placement, "reason": f"{text}{only}"})
 
 
 def find_plan(method: Method, subject: Subject, placement: str, keep: int) -> str:
@@ -352,7 +354,7 @@ class RememberingModels(evaluation.ModelCache):
     def get(self, model: str, pretrained: str) -> Loaded:
         is_new = self.loaded is None or self.names != (model, pretrained)
         loaded = super().get(model, pretrained)
-        if is_new:
+        if is_new and self.args.model_type != "reid":  # timm's blocks are cut only if they are of timm's own classes
             vlm = open_vlm(loaded.model)
             tower = vlm.tower if vlm is not None else open_tower(loaded.model)
             assert tower is not None
@@ -429,7 +431,7 @@ def run_task(task: BoardTask, subject: Subject, methods: Sequence[Method], args:
                 subject.costs.setdefault(row["plan"], {name: row[name] for name in _COSTS})
             continue
         skipped: list[dict[str, str]] = []
-        entries = list(find_entries(method, subject, skipped))
+        entries = list(find_entries(method, subject, args.budgets, skipped))
         try:
             measure_costs(subject, [entry.plan for entry in entries], args.rounds)
         except Exception as error:
@@ -493,6 +495,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, help="of the timed batch (default: 16, with --quick 8)")
     parser.add_argument("--rounds", type=int, help="in which times are measured (default: 7, with --quick 3)")
     parser.add_argument("--plans", type=int, default=60, help="about so many in one pass over the data (default: 60)")
+    parser.add_argument("--budgets", nargs="+", type=float, default=BUDGETS, help="shares of the tokens left")
     parser.add_argument("--again", action="store_true", help="make rows again that are there")
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument(

@@ -161,6 +161,7 @@ class Reduction:
     counts: Tensor | None = None  # (B,), output tokens of each image, where they differ; the others are padding of size 0
     carry: Tensor | None = None  # (B, N), numbers that the method wants to see at its next cut, of the tokens left there
     prop_attn: bool = True  # later attention adds log(sizes)
+    finish: Callable[[Tensor], Tensor] | None = None  # what output tokens (B, K, D) go through after they are mixed
 
     @classmethod
     def keep(
@@ -294,6 +295,8 @@ class Reduction:
                 out = self._average(flat.float(), prefix).to(x.dtype)
         if self.gate is not None:
             out = torch.cat([out[:, :prefix], self._gated(out[:, prefix:])], dim=1)
+        if self.finish is not None:
+            out = torch.cat([out[:, :prefix], self.finish(out[:, prefix:]).to(x.dtype)], dim=1)
         return out.reshape(x.shape[0], prefix + self.k, *x.shape[2:])
 
     def _rows(self, prefix: int) -> Tensor:

@@ -25,6 +25,8 @@ from tokensieve.config.section import (
 )
 from tokensieve.errors import UserError, one_line
 
+METHODS = ("learned", "dynamicvit", "patchmerger", "sit", "sinkhorn")  # what can be trained
+
 
 class SelectorOptimizer(Optimizer):
     """AdamW alone, with defaults for a short run."""
@@ -50,7 +52,7 @@ class SelectorTraining(Training):
     val_images: Count | None = None
     """How many images of the validation split to measure on; None: all."""
     plans: Annotated[tuple[Text, ...], Field(min_length=1, max_length=100)]
-    """Plans to train for, such as learned@4:32(rest=merge); every step draws one of them."""
+    """Plans of one trained method, such as learned@4:32(rest=merge) or sit@4:32; every step draws one of them."""
     steps: Count
     batch: PairBatch = 64
     feature: Weight = 1.0
@@ -58,7 +60,7 @@ class SelectorTraining(Training):
     logits: Weight = 1.0
     """Weight of the divergence from the full model's class probabilities, where the data has classes."""
     attention: Weight = 1.0
-    """Weight of the divergence of the scores from the attention in the full model's next block."""
+    """Weight of the divergence of the scores from the attention in the full model's next block; of `learned` alone."""
     exploration: Weight = 0.2
     """Gumbel noise on the ranking, so that other tokens are tried too."""
     optimizer: SelectorOptimizer = SelectorOptimizer()
@@ -77,24 +79,38 @@ class SelectorTraining(Training):
         """How many images may be unreadable, of this many."""
         return math.ceil(self.max_broken * images)
 
+    @property
+    def method(self) -> str:
+        """The method that is trained."""
+        from tokensieve.plan import Plan
+
+        return next(step.method.name for step in Plan.parse(self.plans[0]).steps if step.method.name in METHODS)
+
     @model_validator(mode="after")
     def _check_plans(self) -> SelectorTraining:
         from tokensieve.plan import Plan
 
         self.optimizer.check_warmup(self.steps)
-        problems = []
+        problems, trained = [], set[str]()
         for number, text in enumerate(self.plans):
             try:
                 steps = Plan.parse(text).steps
             except UserError as error:
                 problems.append(f"plans.{number}: {one_line(error)}")
                 continue
-            if not any(step.method.name == "learned" for step in steps):
-                problems.append(f"plans.{number}: {text} has nothing to train; for example learned@4:32(rest=merge)")
+            here = {step.method.name for step in steps} & set(METHODS)
+            trained |= here
+            if not here:
+                names = ", ".join(METHODS)
+                problems.append(
+                    f"plans.{number}: {text} has nothing to train; for example learned@4:32(rest=merge); methods are {names}"
+                )
             elif any(step.rest == "zero" for step in steps):
                 problems.append(
                     f"plans.{number}: {text}: the last norm undoes what rest=zero would learn; use merge, fuse or drop"
                 )
+        if len(trained) > 1:
+            problems.append(f"plans: {' and '.join(sorted(trained))} are trained in runs of their own; name one of them")
         if problems:
             raise Problems(problems)
         if self.feature == self.logits == self.attention == 0:

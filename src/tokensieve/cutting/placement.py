@@ -51,7 +51,8 @@ class Cut:
         if method.count is None:
             return keep
         first = n if first is None else first
-        place = Place(n, first, keep, self.budget.count(first), self.number, self.total)
+        share = self.budget.amount if self.budget.kind == "share" else None
+        place = Place(n, first, keep, self.budget.count(first), self.number, self.total, share)
         return min(n, method.count(place, self.step.options))
 
     def outputs(self, n: int, first: int | None = None) -> int:

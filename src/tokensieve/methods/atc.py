@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
-from tokensieve.methods.places import inside_quarters
+from tokensieve.methods.places import inside_quarters, powers_of_share
 from tokensieve.methods.registry import method
 from tokensieve.scoring import cosine, full_precision
 
@@ -35,6 +35,7 @@ Linkage = Literal["average", "single", "complete"]
     norm=0.0,
     budget=lambda options: "70%",
     where=inside_quarters,
+    count=powers_of_share,
 )
 @full_precision
 def atc(view: View, keep: int, *, linkage: Linkage = "average") -> Reduction:

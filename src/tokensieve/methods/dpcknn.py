@@ -25,7 +25,7 @@ import torch
 from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
 from tokensieve.methods.density_peaks import density_peaks
-from tokensieve.methods.places import after_quarters
+from tokensieve.methods.places import after_quarters, powers_of_share
 from tokensieve.methods.registry import method
 
 
@@ -42,6 +42,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     check=check_options,
     budget=lambda options: "70%",
     where=after_quarters,
+    count=powers_of_share,
 )
 def dpcknn(view: View, keep: int, *, k: int = 5) -> Reduction:
     centres, labels = density_peaks(view.tokens, keep, k)  # (B, K), (B, N)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from tokensieve.core import Reduction, View
-from tokensieve.methods.places import after_quarters
+from tokensieve.methods.places import after_quarters, powers_of_share
 from tokensieve.methods.registry import method
 from tokensieve.scoring import full_precision, top
 
@@ -29,6 +29,7 @@ ITERATIONS = 3
     needs=("attention",),
     budget=lambda options: "70%",
     where=after_quarters,
+    count=powers_of_share,
 )
 @full_precision
 def kmedoids(view: View, keep: int) -> Reduction:

@@ -1,6 +1,11 @@
-"""Where authors put their cuts, at the same relative depth of any model."""
+"""Where authors put their cuts, at the same relative depth of any model, and how many tokens they leave there."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tokensieve.methods.registry import Place
 
 
 def inside_quarters(depth: int, decoder: int) -> str:
@@ -19,3 +24,8 @@ def decoder_quarters(depth: int, decoder: int) -> str:
     """Before layers 8, 16 and 24 of 32."""
     numbers = sorted({max(1, decoder * quarter // 4) for quarter in (1, 2, 3)})
     return "llm." + ",".join(map(str, numbers))
+
+
+def powers_of_share(place: Place, options: Mapping[str, Any]) -> int:
+    """A share at each of several cuts, of the tokens before the first one: int(first * share^i) behind the i-th cut."""
+    return place.keep if place.share is None else max(1, int(place.first * place.share ** (place.number + 1)))

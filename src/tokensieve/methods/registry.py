@@ -15,6 +15,7 @@ import numbers
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from tokensieve.core import Reduction, Resize
@@ -39,6 +40,7 @@ class Place:
     keep_first: int  # of the first tokens, by the budget of the plan
     number: int  # of the cut among those of the step, from 0
     total: int  # cuts of the step
+    share: Fraction | None = None  # of the arriving tokens, if the budget of the plan is a share
 
 
 Count = Callable[[Place, Mapping[str, Any]], int]

@@ -1,4 +1,4 @@
-"""What a trained selector reaches on the validation split, and the files that hold it."""
+"""What a trained part reaches on the validation split, and the files that hold it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokensieve.models.features import encode_image
 from tokensieve.parts.files import describe_part, pack_part
 from tokensieve.parts.signature import model_signature
 from tokensieve.tasks.statistics import share_stderr
-from tokensieve.training.learned_selector.learner import METHOD, SelectorLearner
+from tokensieve.training.learned_selector.learner import SelectorLearner
 from tokensieve.training.log import loss_curve
 
 
@@ -60,9 +60,9 @@ def measure(learner: SelectorLearner) -> dict[str, dict[str, float]]:
 
 
 def part_files(learner: SelectorLearner, step: int) -> dict[str, bytes]:
-    """The file of the selector as it is after a step."""
-    header = describe_part(METHOD, learner.scorer, model_signature(learner.model), _trained(learner, step))
-    return {f"{METHOD}.safetensors": pack_part(learner.scorer, header)}
+    """The file of the part as it is after a step."""
+    header = describe_part(learner.method.name, learner.scorer, model_signature(learner.model), _trained(learner, step))
+    return {f"{learner.method.name}.safetensors": pack_part(learner.scorer, header)}
 
 
 def _trained(learner: SelectorLearner, step: int) -> dict[str, Any]:
@@ -78,14 +78,16 @@ def _trained(learner: SelectorLearner, step: int) -> dict[str, Any]:
 
 
 def export(learner: SelectorLearner, run: Path) -> dict[str, Any]:
-    """Write the selector's weights, the card, and the loss curve as a table. Returns the card."""
+    """Write the weights, the card, and the loss curve as a table. Returns the card."""
     config = learner.config
     for name, content in part_files(learner, config.steps).items():
         files.write_bytes(run / name, content)
     card = {
-        "method": METHOD,
+        "method": learner.method.name,
         "trained": _trained(learner, config.steps),
-        "objective": "the full model's feature (1 - cosine), classes (KL), next attention (KL); straight-through",
+        "objective": "the full model's feature (1 - cosine), classes (KL)"
+        + (", next attention (KL)" if any(learner.next_blocks) else "")
+        + ("; straight-through" if learner.method.selects else ""),
         "recipe": recipe.recipe(config),
         "pictures": config.steps * config.batch,
         "unreadable": list(learner.broken),

@@ -1,18 +1,19 @@
-"""A selector learns which tokens a frozen model needs, so that its outputs for few tokens match those for all of them.
+"""The trained part of a method learns which tokens a frozen model needs, so that its outputs for few tokens match those for all.
 
-Every step draws one of the plans and a batch, runs the model with all tokens and with the plan, and trains the selector
-(methods/learned.py) so that the two image features agree, and the two class distributions where there are classes. Near the
-optimum these losses say little about single tokens (all their derivatives vanish there), so a third one guides the scores
-towards the attention of CLS in the full model's next block, the first block that the cut deprives of tokens. The model is run
-through the same Handle as everywhere; only what comes after the cut has a gradient, so a step costs little more than two
-forward passes.
+Every step draws one of the plans and a batch, runs the model with all tokens and with the plan, and trains the part (of
+methods/learned.py, dynamicvit.py, ...) so that the two image features agree, and the two class distributions where there are
+classes. Near the optimum these losses say little about single tokens (all their derivatives vanish there), so for `learned` a
+third one guides the scores towards the attention of CLS in the full model's next block, the first block that the cut deprives
+of tokens. The model is run through the same Handle as everywhere; only what comes after the cut has a gradient, so a step costs
+little more than two forward passes.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -31,17 +32,35 @@ from tokensieve.data import registry as data_registry
 from tokensieve.data.source import Broken, Source
 from tokensieve.device import find_device
 from tokensieve.errors import UserError, short
-from tokensieve.methods.learned import SelectionNetwork, learned
+from tokensieve.methods.learned import learned
+from tokensieve.methods.registry import Method, get_method
 from tokensieve.models import loading
 from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
-from tokensieve.models.tower import Block
+from tokensieve.models.tower import Block, Tower
 from tokensieve.parts import signature
 from tokensieve.plan import Plan
 from tokensieve.tasks.zeroshot_classification.classifier import zero_shot_classifier
 from tokensieve.training.loader import read_ahead
 
-METHOD = learned.__name__
+
+def build_part(method: Method, tower: Tower, plans: Sequence[Plan]) -> Any:
+    """The untrained module of a method, for the cuts of these plans where its weights belong to cuts."""
+    width = signature.token_width(tower)
+    if "cuts" not in inspect.signature(method.part).parameters:
+        return method.part(width)
+    cuts: dict[str, int] = {}
+    for plan in plans:
+        n = first = tower.grid[0] * tower.grid[1]
+        for cut in place_plan(plan, tower, seed=0):
+            keep = cut.count(n, first)
+            n = cut.outputs(n, first)
+            if cut.step.method is not method:
+                continue
+            if method.mixes and cuts.setdefault(cut.name, keep) != keep:
+                raise UserError(f"{plan}: {method.name} leaves {cuts[cut.name]} tokens at {cut.name} in another plan; train one")
+            cuts[cut.name] = keep
+    return method.part(width, cuts=cuts)
 
 
 class Shuffled(Dataset[tuple[Tensor | None, list[str]]]):
@@ -98,11 +117,11 @@ def full_outputs(model: nn.Module, images: Tensor, block: Block | None) -> tuple
         return feature, received / received.sum(-1, keepdim=True)
 
 
-def has_gradient(loss: Tensor, scores: Tensor | None) -> bool:
-    """Whether the loss depends on the scores."""
-    if scores is None or not loss.requires_grad:
+def has_gradient(loss: Tensor, decided: Tensor | None) -> bool:
+    """Whether the loss depends on what a method decided: its scores or its weights."""
+    if decided is None or not loss.requires_grad:
         return False
-    (gradient,) = torch.autograd.grad(loss, [scores], allow_unused=True, retain_graph=True)
+    (gradient,) = torch.autograd.grad(loss, [decided], allow_unused=True, retain_graph=True)
     return gradient is not None and bool(gradient.any())
 
 
@@ -121,10 +140,12 @@ class SelectorLearner:
             device=self.device,
         )
         self.model: nn.Module = self.loaded.model.requires_grad_(False)
-        self.scorer = SelectionNetwork(signature.token_width(open_tower(self.model))).to(self.device)
-        self.scorer.exploration = config.exploration
         self.plans = [Plan.parse(text) for text in config.plans]
-        self.handles = [Handle(self.model, plan, config.seed, parts={METHOD: self.scorer}) for plan in self.plans]
+        self.method = get_method(config.method)
+        self.scorer: nn.Module = build_part(self.method, open_tower(self.model), self.plans).to(self.device)
+        self.scorer.exploration = config.exploration
+        parts = {self.method.name: self.scorer}
+        self.handles = [Handle(self.model, plan, config.seed, parts=parts) for plan in self.plans]
         for note in (note for handle in self.handles if not handle.leaves_feature for note in handle.notes):
             raise UserError(f"{note}, so there is nothing to learn; keep fewer")
         self.next_blocks = [self._next_block(plan) for plan in self.plans]
@@ -203,7 +224,7 @@ class SelectorLearner:
         """The block after the plan's first cut; None where its attention is not a target, or there is no such block."""
         tower = open_tower(self.model)
         first = place_plan(plan, tower, seed=0)[0]
-        wanted = self.config.attention > 0 and first.step.method.name == METHOD
+        wanted = self.config.attention > 0 and first.step.method.name == learned.__name__
         return tower.blocks[first.layer] if wanted and first.layer < tower.depth else None
 
     def _check_gradients(self) -> None:
@@ -215,7 +236,8 @@ class SelectorLearner:
                 loss, _ = self._compare(handle, block, images)
             cuts = zip(place_plan(plan, tower, seed=0), handle.stages, strict=True)
             for cut, (layer, reduction) in cuts:
-                if cut.step.method.name != METHOD or has_gradient(loss, reduction.scores):
+                decided = reduction.weight if reduction.scores is None else reduction.scores
+                if cut.step.method is not self.method or has_gradient(loss, decided):
                     continue
                 hint = "keep more tokens" if self.config.feature else "set feature: 1"
                 if cut.layer == tower.depth:
