@@ -31,9 +31,10 @@ from tokensieve.evaluation.jobs import Job, template_fields
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.evaluation.passes import PassResult, check_broken_share, first_sample, run_pass
 from tokensieve.evaluation.planned_model import Fusion, PlannedModel
-from tokensieve.evaluation.remarks import table_remarks, unchanged_remarks
+from tokensieve.evaluation.remarks import speed_remarks, table_remarks, unchanged_remarks
 from tokensieve.evaluation.rows import add_losses, keep_earlier_measurements, make_row, rows_without_model
 from tokensieve.flags import Flag
+from tokensieve.measuring.clock import describe_machine
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.plan import Plan
 from tokensieve.registry import resolve
@@ -97,6 +98,7 @@ def run_job(
         prepared.task.unit,
         by_pruning_flag=args.enable_pruning and args.prune_rest is None,
     )
+    remarks += speed_remarks(rows, rows[0]["run"]["busy"])
     return _write(rows, predictions, [*unchanged, *remarks], job, prepared.task, started, show)
 
 
@@ -301,6 +303,7 @@ def _make_rows(
         reductions = summarise_reductions(prepared.models, prepared.full, sample, task.tokens(sample), task.language_model())
     marks = prepared.fingerprints
     repeated = {flag.dest: getattr(args, flag.dest) for flag in repeated_flags() if getattr(args, flag.dest) != flag.default}
+    busy = describe_machine([])["warning"]
     rows, scores, predictions = [], [], []
     for plan, reduction in zip(map(str, prepared.plans), reductions, strict=True):
         records, samples, n_broken = _records_of(plan, passes, args, job)
@@ -317,6 +320,7 @@ def _make_rows(
             "seconds": 0.0,
             "time": "",
             "threads": torch.get_num_threads(),
+            "busy": busy,
             "weights": task.weights,
             "data": marks[0] if len(marks) == 1 else marks,
             "arguments": repeated,
