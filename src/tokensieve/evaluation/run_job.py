@@ -30,6 +30,7 @@ from tokensieve.evaluation.flags import repeated_flags
 from tokensieve.evaluation.jobs import Job, template_fields
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.evaluation.passes import PassResult, check_broken_share, first_sample, run_pass
+from tokensieve.evaluation.plan_check import refuse_excess
 from tokensieve.evaluation.planned_model import Fusion, PlannedModel
 from tokensieve.evaluation.remarks import speed_remarks, table_remarks, unchanged_remarks
 from tokensieve.evaluation.rows import add_losses, keep_earlier_measurements, make_row, rows_without_model
@@ -244,6 +245,8 @@ def _report_unapplied_plans(models: Sequence[PlannedModel], job: Job, strict: bo
     for model in models:
         for note in model.notes:
             warn(note)
+        if strict and model.handle is not None:
+            refuse_excess(model.handle)
         if model.is_unsupported:
             if strict:
                 raise UserError(f"{model.plan} cannot be applied to {job.model}: {model.reason}")
