@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, NoReturn
@@ -216,6 +216,12 @@ def json_bytes(value: Any) -> bytes:
     """The value as a JSON file: numbers that are not finite become null, halves of letters a question mark."""
     text = json.dumps(to_json_value(value), indent=1, allow_nan=False, ensure_ascii=False)
     return f"{text}\n".encode(errors="replace")
+
+
+def json_lines(values: Iterable[Any]) -> bytes:
+    """The values as a file of JSON lines, with numbers and letters as in `json_bytes`."""
+    lines = (json.dumps(to_json_value(value), allow_nan=False, ensure_ascii=False) for value in values)
+    return "".join(f"{line}\n" for line in lines).encode(errors="replace")
 
 
 def csv_cell(value: Any) -> Any:

@@ -28,13 +28,29 @@ def test_a_planned_model_leaves_the_model_as_it_was_when_encoding_fails(tiny_cli
     assert not torch.equal(arm(images), before)
 
 
+def timed(*batches: tuple[int, float]) -> list[planned_model.Timed]:
+    return [planned_model.Timed(images, seconds, number) for number, (images, seconds) in enumerate(batches)]
+
+
+def test_a_speed_up_is_of_the_same_batches_and_has_its_quartiles() -> None:
+    full, arm = (planned_model.PlannedModel(None, Plan.parse("none"), 0, torch.no_grad) for _ in range(2))
+    full.times = timed((8, 99.0), (8, 4.0), (8, 6.0), (8, 8.0), (8, 10.0), (8, 3.0), (2, 9.0))
+    arm.times = timed((8, 1.0), (8, 2.0), (8, 2.0), (8, 2.0), (8, 2.0), (8, 3.0), (2, 1.0))
+    ratio, batches = arm.speed_up(full)
+    assert batches == 5 and ratio == pytest.approx((3.0, 2.0, 4.0))  # of 2, 3, 4, 5, 1
+    full.times = [full.times[3]]  # the full model is timed on a few batches, where it is not a plan of the run
+    assert arm.speed_up(full) == ((4.0, 4.0, 4.0), 1)
+    full.times = []
+    assert arm.speed_up(full) is None
+
+
 def test_speed_leaves_out_the_warm_up_and_the_short_last_batch() -> None:
     arm = planned_model.PlannedModel(None, Plan.parse("none"), 0, torch.no_grad)
-    arm.times = [(8, 100.0), (8, 2.0), (8, 4.0), (8, 3.0), (1, 50.0)]
+    arm.times = timed((8, 100.0), (8, 2.0), (8, 4.0), (8, 3.0), (1, 50.0))
     assert arm.images_per_second() == pytest.approx(8 / 3)
-    arm.times = [(8, 4.0)]
+    arm.times = timed((8, 4.0))
     assert arm.images_per_second() == pytest.approx(2)
-    arm.times = [(64, 6.4), (16, 4.0)]  # one whole batch and a short one: never the short one
+    arm.times = timed((64, 6.4), (16, 4.0))  # one whole batch and a short one: never the short one
     assert arm.images_per_second() == pytest.approx(10)
 
 

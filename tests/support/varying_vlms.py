@@ -1,4 +1,4 @@
-"""Tiny LLaVA-NeXT and Qwen2-VL in folders, with processors: their images have different numbers of vision tokens."""
+"""Tiny LLaVA-NeXT, OneVision and Qwen-VL in folders, with processors: images have different numbers of vision tokens."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def save_varying(folder: Path, family: str) -> str:
             patch_size=4,
             vision_feature_select_strategy="default",
             num_additional_image_tokens=1,
+            chat_template=CHAT,
+        )
+    elif family == "llava_onevision":
+        from transformers import LlavaOnevisionImageProcessor, LlavaOnevisionProcessor, LlavaOnevisionVideoProcessor
+
+        processor = LlavaOnevisionProcessor(
+            image_processor=LlavaOnevisionImageProcessor(
+                size={"height": 24, "width": 24}, image_grid_pinpoints=[[24, 48], [48, 24], [48, 48]]
+            ),
+            video_processor=LlavaOnevisionVideoProcessor(),
+            tokenizer=words,
+            num_image_tokens=36,
+            vision_feature_select_strategy="full",
             chat_template=CHAT,
         )
     else:

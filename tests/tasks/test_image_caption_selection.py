@@ -41,7 +41,7 @@ def test_numbers_are_clip_benchmarks(tiny_clip, images, captions):
 
 def test_every_image_and_every_caption_must_be_right():
     images, texts = F.normalize(noise(0, 200, 2, 3), dim=2), F.normalize(noise(1, 200, 2, 3), dim=2)
-    found = right(images, texts)
+    found = right(images @ texts.mT)
     for instance in range(200):
         scores = images[instance] @ texts[instance].T  # (image, caption)
         image_found = bool(scores[0, 0] > scores[1, 0]) and bool(scores[1, 1] > scores[0, 1])

@@ -102,13 +102,12 @@ def run(context: TaskContext, plan: str = "none") -> tuple[dict[str, Any], int]:
             records[split] = kept.records
             continue
         passes += 1
+        batches = [batch for batch in source.loader(context.args.batch_size, 0) if batch.images is not None]
         with torch.inference_mode():
             records[split] = [
-                task.batch(split, batch.images, batch.targets, [context.loaded.model.encode_image])[0]
-                for batch in source.loader(context.args.batch_size, 0)
-                if batch.images is not None
+                task.batch(split, batch.images, batch.targets, [context.loaded.model.encode_image])[0] for batch in batches
             ]
-        task.store(plan, split, records[split], [])
+        task.store(plan, split, records[split], torch.cat([batch.samples for batch in batches]), [])
     return task.metrics(records), passes
 
 

@@ -30,6 +30,7 @@ from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sampl
 from tokensieve.cutting.placement import Cut
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
+from tokensieve.models.image_grid import SIZES, name_arguments
 from tokensieve.models.patching import is_patched, replace, run_stock
 from tokensieve.models.qwen_vl import Placed
 from tokensieve.models.resizing import SizeRule
@@ -173,7 +174,7 @@ class DecoderCuts:
 
     def _compute_features(self, call: Call, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The image features at their positions among all placeholders; zeros for what the tower removed."""
-        placed = None
+        placed, named = None, name_arguments(self.vlm.inner.get_image_features, args, kwargs)
         if self.resize is not None and self.vlm.images is not None:
             named, placed = self.vlm.images.resize(self.resize, args, kwargs)
             out = stock(**named)
@@ -190,6 +191,8 @@ class DecoderCuts:
             out.pooler_output = _spread(features, kept, lengths)
             if getattr(out, "deepstack_features", None) is not None:
                 out.deepstack_features = [_spread(layer, kept, lengths) for layer in out.deepstack_features]
+        assert call.tower is not None
+        call.tower.image_sizes = {name: named[name] for name in SIZES if name in named}
         call.decoder.features, call.features_pass = ImageFeatures(lengths, probes, kept, sizes), call.tower
         call.decoder.has_new_features = True
         return out

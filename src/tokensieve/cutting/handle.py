@@ -29,6 +29,7 @@ from tokensieve.cutting.placement import (
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import PlanWarning, Uncuttable, UserError, describe_value
 from tokensieve.installation.packages import naming_extras
+from tokensieve.models.image_grid import TokenGrid
 from tokensieve.models.registry import open_tower, open_vlm
 from tokensieve.models.tower import Tower, Undo
 from tokensieve.models.vlm import Vlm
@@ -74,6 +75,7 @@ class Handle:
         self._chooser = Chooser(self.parts, check_finite)
         self._undo: list[Undo] = []
         self._open_tower: Tower | None = None
+        self.excess: list[str] = []  # about steps that keep more tokens than they say, by the shape of the model
         self.leaves_feature = False  # the plan changes output tokens only, and not the image feature
         self._tower: TowerCuts | None = None
         self._decoder: DecoderCuts | None = None
@@ -95,7 +97,9 @@ class Handle:
                 if cut.step.where.part != "out":
                     raise Uncuttable(f"{cut.step}: {tower.no_blocks_reason}; cut @out")
             tower.check()
-            for note in check_token_counts(cuts, tower, self.parts):
+            notes = check_token_counts(cuts, tower, self.parts)
+            self.excess = notes.excess
+            for note in (*notes.excess, *notes.others):
                 self._chooser.notes.add(note)
             is_full_size = resized is None or resized.full_grid == tower.grid
             self.leaves_feature = vlm is None and is_full_size and leave_feature(cuts, tower)
@@ -138,6 +142,22 @@ class Handle:
 
     def _question(self, call: Any, images: int, tokens: int) -> Any:
         return None if self._decoder is None else self._decoder.question_about(call, images, tokens)
+
+    def __repr__(self) -> str:
+        """In one line: the plan, whether it is attached, and the tokens before the first and after the last cut."""
+        ledger, state = self.ledger, "attached" if self.is_attached else "not attached"
+        tokens = f", {ledger[0].tokens_in} -> {ledger[-1].tokens_out} tokens" if ledger else ""
+        return f"Handle({str(self.plan)!r}, {state}{tokens})"
+
+    def __str__(self) -> str:
+        """The plan, the tokens at each cut of the last forward pass, and notes, each on a line of its own."""
+        state = "attached" if self.is_attached else "not attached"
+        ledger = self.ledger
+        width = max((len(row.layer) for row in ledger), default=0)
+        cuts = [f"  @{row.layer:<{width}}  {row.tokens_in} -> {row.tokens_out} tokens" for row in ledger]
+        if not cuts:
+            cuts = ["  nothing to cut" if self.plan.is_identity else "  no forward pass yet"]
+        return "\n".join([f"{self.plan} ({state})", *cuts, *(f"  note: {note}" for note in self.notes)])
 
     # --- attach and remove --------------------------------------------------------------------------------------
 
@@ -278,6 +298,16 @@ class Handle:
     def grid(self) -> tuple[int, int] | None:
         """(h, w) of the patches; before any pass the configured one; None if unknown or different between images."""
         return self._pass.grid if self._pass else self._open_tower.grid if self._open_tower else None
+
+    def token_grid(self, batch_index: int = 0) -> TokenGrid | None:
+        """Where the tokens of an image of the last batch lie in it, for models that take images of any size, or tiles of them.
+
+        None: as in the grid of the tower.
+        """
+        vlm = self._decoder.vlm if self._decoder else None
+        if vlm is None or vlm.grids is None or self._pass is None or not self._pass.image_sizes:
+            return None
+        return vlm.grids(vlm.inner, self._pass.image_sizes)[batch_index]
 
     def picture(
         self, image: Any, batch_index: int = 0, transform: Callable[[Any], Any] | None = None, name: str = ""

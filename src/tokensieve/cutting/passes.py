@@ -67,6 +67,7 @@ class Pass:
     ledger: list[Row] = field(default_factory=list)
     stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that removed tokens
     recorded_cuts: set[int] = field(default_factory=set)  # seeds of the decoder cuts that are in the ledger
+    image_sizes: dict[str, Any] = field(default_factory=dict)  # arguments that tell them, of a vision-language model
     is_uneven: bool = False  # images had different numbers of tokens in the decoder
     soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut with a soft mask instead of a choice
     n_replaced: int = 0  # replaced methods of blocks and head that have run

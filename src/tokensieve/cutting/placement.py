@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -235,17 +235,24 @@ def count_note(cut: Cut, n: int, first: int | None = None) -> str | None:
     return arriving + (": everything is kept" if keep == n else f", but {cut.step.method.name} cannot keep fewer than {keep}")
 
 
-def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> list[str]:
+class CountNotes(NamedTuple):
+    """Notes on the token counts of a plan."""
+
+    excess: list[str]  # a step keeps more tokens than it says, or all
+    others: list[str]
+
+
+def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) -> CountNotes:
     """Computes the token counts of the plan: an error where no token would be left, notes where more are kept
     than the budget says, or all."""
-    notes, n = [], tower.grid[0] * tower.grid[1]
+    excess, notes, n = [], [], tower.grid[0] * tower.grid[1]
     first = n
     for cut in cuts:
         keep = cut.count(n, first)
         if keep < 1:
             raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")
         if (note := count_note(cut, n, first)) is not None:
-            notes.append(note)
+            excess.append(note)
         elif cut.step.method.mixes and (part := parts.get(cut.step.method.name)) and part.budget(cut.name) != keep:
             advice = f", or {part.retraining_for(keep)}" if hasattr(part, "retraining_for") else ""
             raise UserError(
@@ -255,4 +262,4 @@ def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) 
             change = "become 0" if cut.step.rest == "zero" else "are cut"
             notes.append(f"{cut.step}: the image feature is the CLS feature and stays as it is; only output tokens {change}")
         n = cut.outputs(n, first)
-    return notes
+    return CountNotes(excess, notes)

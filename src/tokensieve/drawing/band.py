@@ -14,7 +14,7 @@ from PIL import Image
 from tokensieve.cutting.passes import IMAGE, Row
 from tokensieve.data.images import BrokenImage, open_image
 from tokensieve.drawing.geometry import Frame, find_frame
-from tokensieve.drawing.stages import Stage, stages
+from tokensieve.drawing.stages import DROPPED, Stage, stages
 from tokensieve.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,6 +62,14 @@ def make_band(
     name: str = "",
 ) -> Band:
     """The band of one image of the handle's last batch. frame: where the image is in the input, if it is known already."""
+    layout = handle.token_grid(batch_index)
+    cuts, notes = stages(handle, batch_index), list(handle.notes)
+    if layout is not None:
+        frame, grid = Frame(0, 0, *image.size), (layout.rows, layout.columns)
+        if layout.before and cuts:
+            left = int((cuts[-1].states[: layout.before] > DROPPED).sum())
+            notes.append(f"drawn: tiles; of the small whole image {left} of {layout.before} tokens are kept")
+        cuts = [cut.of(layout.indices().numpy()) for cut in cuts]
     if frame is None:
         frame = find_frame(transform, image.size) if transform else Frame(0, 0, *image.size)
     if handle.plan.image_step is not None:
@@ -70,10 +78,10 @@ def make_band(
         image=image,
         frame=frame,
         plan=str(handle.plan),
-        stages=stages(handle, batch_index),
-        grid=handle.grid or grid,
+        stages=cuts,
+        grid=grid if layout is not None else handle.grid or grid,
         name=name,
-        notes=list(handle.notes),
+        notes=notes,
         zeroed=any(step.rest == "zero" for step in handle.plan.steps),
         resized=next((row for row in handle.ledger if row.layer == IMAGE), None),
     )

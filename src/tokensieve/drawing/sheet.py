@@ -156,11 +156,11 @@ def arrange(rows: Sequence[list[Block]], bands: Sequence[Band]) -> Picture:
 
 
 def _rows(bands: Sequence[Band], brief: bool) -> list[list[Block]]:
-    """Blocks side by side as long as they fit; another image starts another row."""
+    """A row for each plan: the image, then its cuts as long as they fit. brief: plans share a row with their image."""
     rows: list[list[Block]] = []
     last: Image.Image | None = None
     for one in bands:
-        if one.image is not last:
+        if one.image is not last or not brief:
             wide, high = one.image.size
             rows.append([Block(one.name or "image", [], [image_panel(f"{wide} × {high} pixels", one)], panel_size(one))])
             last = one.image

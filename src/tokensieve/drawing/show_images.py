@@ -63,12 +63,22 @@ def read(text: str, number: int) -> NamedImage:
         name, colon, _ = text.partition(":")
         if colon and not Path(text).exists() and (near := nearest(name, show.dataset_names())):
             raise UserError(f"{text}: there is no such file and no such data. Did you mean {near}:N?")
-        return Path(text).name, as_image(text), number
+        return file_name(text), as_image(text), number
     scenes = EmbeddedScenes("test")
     index = text.removeprefix(EMBEDDED)
     if not (index.isascii() and index.isdigit() and int(index) < len(scenes)):
         raise UserError(f"{text}: there are the scenes {EMBEDDED}0 to {EMBEDDED}{len(scenes) - 1}")
     return text, scenes[int(index)][0], int(index)
+
+
+def file_name(text: str) -> str:
+    """A file in titles: its name with its folder.
+
+    >>> file_name("photos/cats/1.jpg"), file_name("1.jpg")
+    ('cats/1.jpg', '1.jpg')
+    """
+    path = Path(text)
+    return f"{path.parent.name}/{path.name}" if path.parent.name else path.name
 
 
 def apply_quietly(model: nn.Module, plan: Plan, seed: int, weights: Weights) -> Handle:

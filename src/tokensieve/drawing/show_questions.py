@@ -15,12 +15,12 @@ from tokensieve.data.vqa_items import VqaItem
 from tokensieve.device import to_device
 from tokensieve.drawing import show
 from tokensieve.drawing.band import Band, as_image, make_band
-from tokensieve.drawing.geometry import find_frame
+from tokensieve.drawing.geometry import Frame, find_frame
 from tokensieve.drawing.sheet import draw
-from tokensieve.drawing.show_images import EMBEDDED, apply_quietly, load_model, read_plans
+from tokensieve.drawing.show_images import EMBEDDED, apply_quietly, file_name, load_model, read_plans
 from tokensieve.errors import UserError
 from tokensieve.models.loading import vlm
-from tokensieve.models.registry import open_tower
+from tokensieve.models.registry import open_vlm
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan
 from tokensieve.tasks.vqa.answering import answer, ask
@@ -29,7 +29,8 @@ NamedQuestion = tuple[str, VqaItem, int]  # name, question with its image, and i
 
 
 def accepts(args: argparse.Namespace) -> bool:
-    return args.model_type == "vlm" or args.model == vlm.EMBEDDED or args.question is not None
+    is_vlm = args.model is not None and vlm.is_model_name(args.model)
+    return args.model_type == "vlm" or is_vlm or args.question is not None
 
 
 def run(args: argparse.Namespace) -> list[Path]:
@@ -48,7 +49,7 @@ def read(text: str, number: int, question: str | None) -> NamedQuestion:
     if not text.startswith(EMBEDDED):
         if question is None:
             raise UserError(f"{text}: a vision-language model needs a question about the image; give --question 'what is ...?'")
-        return Path(text).name, VqaItem(as_image(text), question, [], text), number
+        return file_name(text), VqaItem(as_image(text), question, [], text), number
     data = load_questions("embedded-questions", split="test")
     index = text.removeprefix(EMBEDDED)
     if not (index.isascii() and index.isdigit() and int(index) < len(data)):
@@ -67,19 +68,23 @@ def make_bands(
 ) -> list[list[Band]]:
     """For every image a band for every plan, with the question, the full model's answer and the plan's."""
     model: Any = loaded.model
-    grid = open_tower(model).grid
-    inputs = to_device(ask(loaded.processor, [item for _, item, _ in questions]), model.device)
-    headings = []
-    for (name, item, _), full in zip(questions, answer(model, loaded.processor, inputs), strict=True):
-        expected = f", expected: {item.answer!r}" if item.answers else ""
-        headings.append(f"{name}: {item.question} Full model: {full!r}{expected}")
-    bands: list[list[Band]] = [[] for _ in questions]
+    opened = open_vlm(model)
+    tower = None if opened is None else opened.tower
+    handles = []
     for plan in plans:
-        handle = apply_quietly(model, plan, seed, weights)
-        with handle, handle.call(samples=torch.tensor([number for _, _, number in questions])):
-            answers = answer(model, loaded.processor, inputs)
-        for row, (_, item, _) in enumerate(questions):
-            frame = find_frame(loaded.transform, item.image.size)
-            band = make_band(handle, item.image, row, frame=frame, grid=grid, name=headings[row])
-            bands[row].append(replace(band, notes=[f"answer: {answers[row]!r}", *band.notes]))
+        with apply_quietly(model, plan, seed, weights) as handle:
+            handles.append(handle)
+    bands: list[list[Band]] = [[] for _ in questions]
+    for row, (name, item, number) in enumerate(questions):  # one at a time: images may have different numbers of tokens
+        inputs = to_device(ask(loaded.processor, [item]), model.device)
+        full = answer(model, loaded.processor, inputs)[0]
+        expected = f", expected: {item.answer!r}" if item.answers else ""
+        heading = f"{name}: {item.question} Full model: {full!r}{expected}"
+        whole = Frame(0, 0, *item.image.size)
+        frame = whole if tower is None else find_frame(loaded.transform, item.image.size)
+        for handle in handles:
+            with handle, handle.call(samples=torch.tensor([number])):
+                said = answer(model, loaded.processor, inputs)[0]
+            band = make_band(handle, item.image, frame=frame, grid=None if tower is None else tower.grid, name=heading)
+            bands[row].append(replace(band, notes=[f"answer: {said!r}", *band.notes]))
     return bands

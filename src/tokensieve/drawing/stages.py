@@ -32,6 +32,11 @@ class Stage:
     scores: np.ndarray | None  # (N,), of the token that each patch was part of before the cut; NaN if dropped earlier
     shares: np.ndarray | None = None  # (N,), of each patch in the mean of all tokens, for methods that mix patches
 
+    def of(self, tokens: np.ndarray) -> Stage:
+        """Of these tokens alone, in the order in which they are drawn."""
+        chosen = [None if values is None else values[tokens] for values in (self.scores, self.shares)]
+        return replace(self, states=self.states[tokens], groups=self.groups[tokens], scores=chosen[0], shares=chosen[1])
+
     @property
     def joint(self) -> np.ndarray:
         """(N,), whether a patch is merged with others into one token."""
@@ -44,7 +49,13 @@ class Stage:
 def stages(handle: Handle, batch_index: int = 0) -> list[Stage]:
     """Every cut of the handle's last batch for one of its images, in order."""
     cuts: list[Stage] = []
-    if handle.stages and handle.reduction is None:
+    samples = handle.samples
+    if samples is not None and any(len(batched.index) < len(samples) for _, batched in handle.stages):
+        raise UserError(
+            "the images of the last batch have different numbers of tokens, of which a handle records some only; run the model "
+            "with this image alone"
+        )
+    if handle.stages and handle.reduction is None and all(batched.counts is None for _, batched in handle.stages):
         raise UserError("patch dropout left no grid to draw; call model.eval() and run the batch again")
     before: Reduction | None = None
     for layer, batched in handle.stages:

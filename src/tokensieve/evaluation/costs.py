@@ -55,6 +55,7 @@ def summarise_reductions(
                     **{f"{name}_full": value for name, value in cost_full.items()},
                     "images_per_second": model.images_per_second(),
                     "images_per_second_full": full.images_per_second(),
+                    **_speed_up(model, full),
                     **(_seconds(model, full) if language_model is not None else {}),
                     "notes": model.notes,
                 }
@@ -86,6 +87,12 @@ def _cost(model: PlannedModel, sample: Inputs, language_model: nn.Module | None)
     """GFLOPs of one sample, all in all and of the language model."""
     total, inside = gflops_within(partial(model.run_for_flops, sample), model.model, language_model)
     return {"gflops": total} if language_model is None else {"gflops": total, "gflops_llm": inside}
+
+
+def _speed_up(model: PlannedModel, full: PlannedModel) -> dict[str, float | int]:
+    """How much faster than the full model: the median over batches, the quartiles around it, and how many batches it is of."""
+    found = None if model is full else model.speed_up(full)
+    return {} if found is None else {**found[0].entries("speedup"), "speedup_batches": found[1]}
 
 
 def _seconds(model: PlannedModel, full: PlannedModel) -> dict[str, float | None]:

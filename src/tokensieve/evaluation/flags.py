@@ -326,6 +326,13 @@ def _files() -> list[Flag]:
             {"metavar": "TEMPLATE"},
             group=FILES,
         ),
+        Flag(
+            "save_predictions",
+            "also write what the model says of every sample, as JSON lines beside the result: NAME.predictions.jsonl",
+            False,
+            ON,
+            group=FILES,
+        ),
         Flag("skip_existing", "skip a run whose result is there, made by the same settings", False, ON, group=FILES),
         Flag("model_cache_dir", "where downloaded weights are kept", None, {"metavar": "DIR"}, group=FILES),
         Flag("wds_cache_dir", "where downloaded webdataset shards are kept", None, {"metavar": "DIR"}, group=FILES),

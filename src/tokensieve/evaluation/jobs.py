@@ -60,6 +60,8 @@ def list_jobs(args: argparse.Namespace, plans_of: Callable[[str, str, str], Sequ
         for plan in map(str, plans):
             path = results.result_path(template, plan=plan, several_plans=len(plans) > 1, **names)
             this = f"{model},{pretrained} on {dataset} ({language}, {plan})"
+            if args.save_predictions and is_stream(path):
+                raise UserError(f"--save_predictions writes beside the result, and {path} is no file: give another --output.")
             if path in owner and not is_stream(path):
                 raise UserError(f"--output {template!r} names {path} both for {owner[path]} and for {this}.")
             owner[path], files[plan] = this, path

@@ -23,13 +23,15 @@ from tokensieve.tasks.base import Record, Task
 
 FULL_SHARE = 0.05  # of the plans' time may be spent on timing the full model, after one batch, where it is not among the plans
 
+NO_SAMPLES = torch.empty(0, dtype=torch.int64)
+
 
 @dataclass
 class PassResult:
     """What a pass over one split gave, of all processes."""
 
     records: dict[str, list[Record]]  # by the plan's text
-    n_samples: int
+    samples: Tensor  # (n,) int64, the numbers of the samples
     broken: list[Broken]
 
 
@@ -47,31 +49,32 @@ def run_pass(
 ) -> PassResult:
     """Run every batch under every plan, each time starting with another one. Process 0 gets the records of all, in order."""
     if not models:
-        return PassResult({}, 0, [])
+        return PassResult({}, NO_SAMPLES, [])
     reading = DataPass(source, f"{job.dataset} ({split})" if split != "test" else job.dataset, args.max_broken, processes)
     title = f"{job.model} on {reading.data}" if show else None
     batches = reading.batches(args.batch_size, args.num_workers, device, title)
-    mine: list[tuple[Any, list[Record]]] = []
+    mine: list[tuple[int, list[int], list[Record]]] = []
     try:
         with torch.inference_mode():
             for turn, batch in enumerate(batches if full in models else _timing_full(batches, full, models, task)):
                 order = [(turn + n) % len(models) for n in range(len(models))]  # no plan always runs with a cold cache
                 encoders = [partial(models[index], samples=batch.samples) for index in order]
                 records_of_batch = task.batch(split, batch.images, batch.targets, encoders)
-                mine.append((batch.number, [records_of_batch[order.index(index)] for index in range(len(models))]))
+                of_models = [records_of_batch[order.index(index)] for index in range(len(models))]
+                mine.append((batch.number, batch.samples.tolist(), of_models))
     except torch.OutOfMemoryError as error:
         raise UserError(f"{device} has too little memory for --batch_size {args.batch_size}: try a smaller one.") from error
     gathered = processes.gather((mine, reading.n_samples, reading.broken, [model.observed for model in models]))
     if gathered is None:
-        return PassResult({}, 0, [])
+        return PassResult({}, NO_SAMPLES, [])
     for *_, observed in gathered:
         for model, of_process in zip(models, observed, strict=True):
             model.join(of_process)
     n_samples, broken = sum(n for _, n, *_ in gathered), [sample for _, _, samples, _ in gathered for sample in samples]
     check_broken_share(broken, n_samples, n_samples + len(broken), args.max_broken, reading.data)
     ordered = sorted((entry for entries, *_ in gathered for entry in entries), key=lambda entry: entry[0])
-    records = {str(model.plan): [batch[index] for _, batch in ordered] for index, model in enumerate(models)}
-    return PassResult(records, n_samples, broken)
+    records = {str(model.plan): [batch[index] for _, _, batch in ordered] for index, model in enumerate(models)}
+    return PassResult(records, torch.tensor([number for _, samples, _ in ordered for number in samples]), broken)
 
 
 def _timing_full(batches: Iterator[Batch], full: PlannedModel, models: Sequence[PlannedModel], task: Task) -> Iterator[Batch]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tokensieve.data.source import Inputs
 from tokensieve.device import timed as run_timed
 from tokensieve.errors import PlanWarning, Uncuttable
 from tokensieve.evaluation.token_fusion import fused_feature
+from tokensieve.measuring.rounds import Ratio
 from tokensieve.models.registry import open_tower
 from tokensieve.parts import resolve
 from tokensieve.parts.protocol import Weights
@@ -33,6 +34,14 @@ class Fusion:
     kind: str = "cls"
     weight: float = 0.8
     temperature: float = 1.0
+
+
+class Timed(NamedTuple):
+    """How long one batch took."""
+
+    images: int
+    seconds: float
+    batch: int | None  # the number of its first sample, by which batches of two plans are paired
 
 
 class PlannedModel:
@@ -54,7 +63,7 @@ class PlannedModel:
         self._run, self._run_for_flops = run or self._feature, run_for_flops or self._feature
         self.handle: Handle | None = None
         self.reason: str | None = "the plan is none" if plan.is_identity else None
-        self.times: list[tuple[int, float]] = []  # images and seconds of every batch
+        self.times: list[Timed] = []  # of every batch
         self.has_cut = False  # at least one batch ran on fewer tokens
         self._notes: dict[str, None] = {}  # of other processes
         try:
@@ -125,7 +134,7 @@ class PlannedModel:
         if not timed:
             return run()
         output, seconds = run_timed(run, device)
-        self.times.append((count, seconds))
+        self.times.append(Timed(count, seconds, None if samples is None or not len(samples) else int(samples[0])))
         return output
 
     def run_for_flops(self, sample: Inputs) -> Any:
@@ -151,15 +160,25 @@ class PlannedModel:
 
     @property
     def seconds(self) -> float:
-        return sum(seconds for _, seconds in self.times)
+        return sum(timed.seconds for timed in self.times)
 
     def images_per_second(self) -> float | None:
         """From the median time of an image over whole batches, the first one (warm-up) left out if there are more."""
-        if not self.times:
-            return None
-        largest = max(n for n, _ in self.times)
-        whole = [seconds / n for n, seconds in self.times if n == largest]
-        return 1 / statistics.median(whole[1:] or whole)
+        whole = [timed.seconds / timed.images for timed in self._whole_batches()]
+        return 1 / statistics.median(whole[1:] or whole) if whole else None
+
+    def speed_up(self, full: PlannedModel) -> tuple[Ratio, int] | None:
+        """How much faster than the full model: the ratio within each whole batch, and of how many batches. The first one
+        (warm-up) is left out if there are more. None: they were not timed on the same batches.
+        """
+        of_full = {timed.batch: timed.seconds for timed in full._whole_batches() if timed.batch is not None}
+        pairs = [(of_full[timed.batch], timed.seconds) for timed in self._whole_batches() if timed.batch in of_full]
+        pairs = pairs[1:] or pairs
+        return (Ratio.of(*zip(*pairs, strict=True)), len(pairs)) if pairs else None
+
+    def _whole_batches(self) -> list[Timed]:
+        largest = max((timed.images for timed in self.times), default=0)
+        return [timed for timed in self.times if timed.images == largest]
 
 
 def _image_ids(samples: Tensor | None, images: int) -> Tensor | None:

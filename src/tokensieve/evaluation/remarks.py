@@ -14,6 +14,7 @@ from tokensieve.tasks.registry import is_percent
 from tokensieve.tasks.statistics import grouped_stderr
 
 CLEARLY = 2.0  # standard errors of the difference
+FEW_BATCHES = 5  # below which the speed-up of a run means little
 HANDLED = {"drop": "drops {}", "zero": "sets {} to 0"}  # by rest, where the tokens that are not selected are lost
 
 
@@ -62,6 +63,21 @@ def unchanged_remarks(rows: Sequence[dict[str, Any]]) -> list[str]:
             effect = "changed nothing" if done["applied"] else "was not applied"
             remarks.append(f"{done['plan']} {effect}: {done['reason']}. Its numbers are those of the full model.")
     return remarks
+
+
+def speed_remarks(rows: Sequence[dict[str, Any]], busy: str | None) -> list[str]:
+    """What makes the speed-ups of these results mean little. busy: why other programs may have disturbed them."""
+    batches = [row["reduction"]["speedup_batches"] for row in rows if "speedup_batches" in row["reduction"]]
+    if not batches:
+        return []
+    remarks = []
+    if min(batches) < FEW_BATCHES:
+        count = f"{min(batches)} whole batch{'es' if min(batches) > 1 else ''}"
+        remarks.append(
+            f"The speed-ups are of {count} only and mean little: use more images or a smaller --batch_size, or measure with "
+            "tokensieve bench."
+        )
+    return [*remarks, *([f"{busy[0].upper()}{busy[1:]}."] if busy else [])]
 
 
 def _losing_step(reduction: dict[str, Any]) -> Step | None:

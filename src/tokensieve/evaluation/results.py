@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.errors import UserError, one_line, short
-from tokensieve.files import create_file, is_stream, json_bytes, output_path, read_json, slug, write_bytes
+from tokensieve.files import create_file, is_stream, json_bytes, json_lines, output_path, read_json, slug, write_bytes
 from tokensieve.provenance import to_json_value
 
 DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
@@ -76,17 +76,19 @@ def result_path(template: str, *, plan: str, several_plans: bool, **names: str) 
     return output_path(template, "--output", plan=slug(plan), **names)
 
 
-def write_result(path: Path, result: Mapping[str, Any]) -> Path:
+def write_result(path: Path, result: Mapping[str, Any], predictions: Sequence[Mapping[str, Any]] | None = None) -> Path:
     """Writes one result to a new file: `path`, or if that is taken the first free one of NAME_KEY.json, NAME_KEY-2.json, ...
 
-    Returns the file. A device or a pipe is written to as it is.
+    Returns the file. A device or a pipe is written to as it is. Predictions go to a new file beside it (`predictions_path`).
     """
     content = json_bytes(result)
     if is_stream(path):
         write_bytes(path, content)
         return path
     names = _names(path, result["run"]["key"])
-    written = next(name for name in names if not os.path.exists(name) and create_file(name, content))
+    written = next(name for name in names if not _is_taken(name) and create_file(name, content))
+    if predictions is not None and not create_file(predictions_path(written), json_lines(predictions)):
+        raise UserError(f"{short(predictions_path(written), 200)} was made by another program; the predictions are not written.")
     if written != path:
         print(f"tokensieve: {short(path, 200)} is taken; this result is in {short(written, 200)}", file=sys.stderr)
     return written
@@ -98,8 +100,20 @@ def _names(path: Path, key: str) -> Iterator[Path]:
     yield from (path.with_stem(f"{path.stem}_{key[:KEY]}-{number}") for number in count(2))
 
 
-def find_run(path: Path, key: str) -> Stored | None:
-    """The newest result with the settings of that key among the files in which runs of this name are."""
+def predictions_path(result: Path) -> Path:
+    """The file of a result's predictions, which is no result itself."""
+    return result.with_name(f"{result.stem}.predictions.jsonl")
+
+
+def _is_taken(path: Path) -> bool:
+    return os.path.exists(path) or os.path.exists(predictions_path(path))
+
+
+def find_run(path: Path, key: str, with_predictions: bool = False) -> Stored | None:
+    """The newest result with the settings of that key among the files in which runs of this name are.
+
+    with_predictions: only of those that have their predictions beside them.
+    """
     stem, suffix, mark = map(re.escape, (path.stem, path.suffix, key[:KEY]))
     wanted = re.compile(rf"{stem}(_{mark}(-[0-9]+)?)?{suffix}|{stem}{suffix}\.[0-9]+")
     found = []
@@ -109,7 +123,10 @@ def find_run(path: Path, key: str) -> Stored | None:
                 found.append(_read_result(path.with_name(name)))
             except UserError:
                 continue
-    return max((stored for stored in found if stored.key == key), key=lambda stored: stored.order, default=None)
+    alike = [stored for stored in found if stored.key == key]
+    if with_predictions:
+        alike = [stored for stored in alike if os.path.exists(predictions_path(stored.path))]
+    return max(alike, key=lambda stored: stored.order, default=None)
 
 
 def time_after(earlier: Stored | None) -> str:

@@ -34,6 +34,7 @@ from tokensieve.evaluation.arguments import (
 from tokensieve.evaluation.flags import AUTO, DEFAULT_MODEL_TYPE
 from tokensieve.evaluation.jobs import list_jobs
 from tokensieve.evaluation.notices import WarnOnce
+from tokensieve.evaluation.plan_check import check_plans
 from tokensieve.evaluation.run_job import run_job
 from tokensieve.files import check_writable
 from tokensieve.models import loading
@@ -84,6 +85,9 @@ def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:
             warn(note)
         return own_plans
 
+    if not use_default_plans and not args.skip_load:
+        for model, _ in dict.fromkeys(loading.model_pairs(args.model, args.pretrained, args.pretrained_model, args.model_type)):
+            check_plans(model, args.model_type, plans, args.strict)
     jobs = list_jobs(args, plans_of, template)
     warn_unused_flags(args, {job.task for job in jobs}, warn)
     for job in jobs:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tokensieve import plugins, provenance
 from tokensieve.data import registry as data_registry
@@ -29,14 +30,16 @@ from tokensieve.evaluation.flags import repeated_flags
 from tokensieve.evaluation.jobs import Job, template_fields
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.evaluation.passes import PassResult, check_broken_share, first_sample, run_pass
+from tokensieve.evaluation.plan_check import refuse_excess
 from tokensieve.evaluation.planned_model import Fusion, PlannedModel
-from tokensieve.evaluation.remarks import table_remarks, unchanged_remarks
+from tokensieve.evaluation.remarks import speed_remarks, table_remarks, unchanged_remarks
 from tokensieve.evaluation.rows import add_losses, keep_earlier_measurements, make_row, rows_without_model
 from tokensieve.flags import Flag
+from tokensieve.measuring.clock import describe_machine
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.plan import Plan
 from tokensieve.registry import resolve
-from tokensieve.tasks.base import Record, SampleScores, StoredPass, Task, TaskContext
+from tokensieve.tasks.base import Prediction, Record, SampleScores, StoredPass, Task, TaskContext
 from tokensieve.tasks.registry import TASKS
 
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -85,7 +88,7 @@ def run_job(
     for model in prepared.models:
         for note in model.notes:  # those that depend on the images
             warn(note)
-    rows, scores = _make_rows(prepared, passes, job, args, device, processes)
+    rows, scores, predictions = _make_rows(prepared, passes, job, args, device, processes)
     unchanged = unchanged_remarks(rows)
     for remark in unchanged if not show else ():
         warn(remark)
@@ -96,7 +99,8 @@ def run_job(
         prepared.task.unit,
         by_pruning_flag=args.enable_pruning and args.prune_rest is None,
     )
-    return _write(rows, [*unchanged, *remarks], job, prepared.task, started, show)
+    remarks += speed_remarks(rows, rows[0]["run"]["busy"])
+    return _write(rows, predictions, [*unchanged, *remarks], job, prepared.task, started, show)
 
 
 # ---------------------------------------------------------------------------------------------------------------- prepare
@@ -119,6 +123,8 @@ def _prepare(
     context = _task_context(job, loaded, args, device, precision, warn, show, processes.is_main)
     with processes.main_first():
         task: Task = resolve(TASKS[job.task].implementation)(context)
+        if args.save_predictions and type(task).predictions is Task.predictions:
+            raise UserError(f"--save_predictions: the task {job.task} does not say what it predicts of a sample; leave it out.")
         data = task.sources()
     streamed = [source.workers(args.num_workers) for source in data.values() if source.size is None]
     hashes = plugins.plugin_hashes()
@@ -143,7 +149,7 @@ def _prepare(
     result_keys = {plan: provenance.digest([*identity, key, *code]) for plan, key in plan_keys.items()}
     plans: Sequence[Plan] = job.plans
     if args.skip_existing:
-        found = {plan: results.find_run(path, result_keys[plan]) for plan, path in job.files.items()}
+        found = {plan: results.find_run(path, result_keys[plan], args.save_predictions) for plan, path in job.files.items()}
         existing = processes.broadcast({plan: stored.path for plan, stored in found.items() if stored is not None})
         for path in existing.values():
             warn(f"{path} is there already, made by the same settings: skipped")
@@ -208,6 +214,7 @@ def _task_context(
         source=source,
         is_main=is_main,
         file_fields=template_fields(job.model, job.pretrained, job.dataset, job.language, job.task),
+        saves_predictions=args.save_predictions,
     )
 
 
@@ -238,6 +245,8 @@ def _report_unapplied_plans(models: Sequence[PlannedModel], job: Job, strict: bo
     for model in models:
         for note in model.notes:
             warn(note)
+        if strict and model.handle is not None:
+            refuse_excess(model.handle)
         if model.is_unsupported:
             if strict:
                 raise UserError(f"{model.plan} cannot be applied to {job.model}: {model.reason}")
@@ -273,7 +282,7 @@ def _run_passes(
         models = [model for model in prepared.models if str(model.plan) in pending[split]]
         fresh[split] = run_pass(split, source, task, models, prepared.full, job, args, device, show, processes)
         for plan, records in fresh[split].records.items():
-            task.store(keys[plan], split, records, fresh[split].broken)
+            task.store(keys[plan], split, records, fresh[split].samples, fresh[split].broken)
     return Passes(fresh, stored)
 
 
@@ -287,8 +296,8 @@ def _make_rows(
     args: argparse.Namespace,
     device: torch.device,
     processes: Processes,
-) -> tuple[list[dict[str, Any]], list[SampleScores | None]]:
-    """One result for each plan, and the scores of its samples."""
+) -> tuple[list[dict[str, Any]], list[SampleScores | None], list[list[Prediction] | None]]:
+    """One result for each plan, the scores of its samples, and what it predicts of them if that is to be saved."""
     task, data = prepared.task, prepared.data
     if args.skip_load:
         reductions = rows_without_model(prepared.plans)
@@ -297,21 +306,24 @@ def _make_rows(
         reductions = summarise_reductions(prepared.models, prepared.full, sample, task.tokens(sample), task.language_model())
     marks = prepared.fingerprints
     repeated = {flag.dest: getattr(args, flag.dest) for flag in repeated_flags() if getattr(args, flag.dest) != flag.default}
-    rows, scores = [], []
+    busy = describe_machine([])["warning"]
+    rows, scores, predictions = [], [], []
     for plan, reduction in zip(map(str, prepared.plans), reductions, strict=True):
         records, samples, n_broken = _records_of(plan, passes, args, job)
         scores.append(task.sample_scores(records))
+        predictions.append(task.predictions(records, samples) if args.save_predictions else None)
         run = {
             "versions": provenance.versions(),
             **prepared.settings,
-            "n_samples": samples[list(data)[-1]],
+            "n_samples": len(samples[list(data)[-1]]),
             "n_skipped": n_broken,
-            "samples": samples,
+            "samples": {split: len(numbers) for split, numbers in samples.items()},
             **task.counts(records),
             "processes": processes.size,
             "seconds": 0.0,
             "time": "",
             "threads": torch.get_num_threads(),
+            "busy": busy,
             "weights": task.weights,
             "data": marks[0] if len(marks) == 1 else marks,
             "arguments": repeated,
@@ -319,35 +331,42 @@ def _make_rows(
         }
         rows.append(make_row(job, task, records, reduction, run, args, data))
     add_losses(rows, scores)
-    return rows, scores
+    return rows, scores, predictions
 
 
 def _records_of(
     plan: str, passes: Passes, args: argparse.Namespace, job: Job
-) -> tuple[dict[str, list[Record]], dict[str, int], int]:
-    """The records and the number of samples of every pass under a plan, and how many images could not be read."""
+) -> tuple[dict[str, list[Record]], dict[str, Tensor], int]:
+    """The records and the numbers of the samples of every pass under a plan, and how many images could not be read."""
     records, samples, n_broken = {}, {}, 0
     for split, fresh in passes.fresh.items():
         stored = passes.stored[plan, split]
         if stored is None:
-            records[split], samples[split], broken = fresh.records[plan], fresh.n_samples, fresh.broken
+            records[split], samples[split], broken = fresh.records[plan], fresh.samples, fresh.broken
         else:
-            records[split], samples[split], broken = stored.records, stored.n_samples, stored.broken
-            check_broken_share(broken, samples[split], samples[split] + len(broken), args.max_broken, job.dataset)
+            records[split], samples[split], broken = stored.records, stored.samples, stored.broken
+            n_samples = len(stored.samples)
+            check_broken_share(broken, n_samples, n_samples + len(broken), args.max_broken, job.dataset)
         n_broken += len(broken)
     return records, samples, n_broken
 
 
 def _write(
-    rows: Sequence[dict[str, Any]], remarks: Sequence[str], job: Job, task: Task, started: float, show: bool
+    rows: Sequence[dict[str, Any]],
+    predictions: Sequence[list[Prediction] | None],
+    remarks: Sequence[str],
+    job: Job,
+    task: Task,
+    started: float,
+    show: bool,
 ) -> list[Path]:
     """Write the results, and print them if they are to be shown; the files."""
     files = []
-    for row in rows:
+    for row, of_samples in zip(rows, predictions, strict=True):
         path, run = job.files[row["reduction"]["plan"]], row["run"]
         earlier = results.find_run(path, run["key"])
         run |= {"seconds": time.perf_counter() - started, "time": results.time_after(earlier)}
-        files.append(results.write_result(path, keep_earlier_measurements(row, earlier)))
+        files.append(results.write_result(path, keep_earlier_measurements(row, earlier), of_samples))
     if show:
         tables.print_table(rows, task.metric, task.unit)
         tables.print_lines(remarks)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.measuring import terminal
+from tokensieve.measuring.tables import add_ratio_columns, spread
+from tokensieve.tasks.registry import TASKS
 
 
 def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image") -> None:
@@ -33,22 +35,31 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
     has_losses = any("lost" in row["reduction"] for row in rows)
     has_decoder = any("tokens_entrance" in row["reduction"] for row in rows)
     tokens_head = "tokens\nenter LLM /\nlayer average" if has_decoder else "tokens"
-    for name in (tokens_head, head, "lost" if has_losses else f"{unit}s/s", "GFLOPs", "speed-up"):
+    more = _more_metrics(rows, metric)
+    beside = more if len(more) == 1 else []  # a table of 80 columns has room for one
+    beside_heads = [name.replace("_", "\n") for name in beside]
+    for name in (tokens_head, head, *beside_heads, "lost" if has_losses else f"{unit}s/s", "GFLOPs"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in sorted(rows, key=lambda row: (row["reduction"]["plan"] != "none", -_number(row["metrics"][metric]))):
+    add_ratio_columns(table, "speed-up")
+    ordered = sorted(rows, key=lambda row: (row["reduction"]["plan"] != "none", -_number(row["metrics"][metric])))
+    for row in ordered:
         done, numbers = row["reduction"], row["metrics"]
         plan = f"{done['plan']}{_unchanged(done)}"
         tokens = "-" if done["tokens_in"] is None else f"{done['tokens_in']} -> {done['tokens_out']}"
-        speed, full = done["images_per_second"], done["images_per_second_full"]
+        speed = done["images_per_second"]
         table.add_row(
             plan,
             f"{tokens}{_decoder_budget(done)}",
             _with_error(numbers, metric),
+            *(_text(numbers.get(name)) for name in beside),
             _lost(done) if has_losses else "-" if speed is None else f"{speed:.1f}",
             "-" if done["gflops"] is None else f"{done['gflops']:.3g}",
-            "-" if speed is None or full is None else f"{speed / full:.2f}x",
+            _speed_up(done),
         )
     terminal.print_table(table)
+    if len(more) > 1:
+        lines = [[row["reduction"]["plan"], *(_with_error(row["metrics"], name) for name in more)] for row in ordered]
+        print_grid("more metrics", ["plan", *(name.replace("_", "\n") for name in more)], lines)
 
 
 def print_grid(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -94,6 +105,20 @@ def _decoder_budget(reduction: dict[str, Any]) -> str:
     return f"\n{reduction['tokens_entrance']} / {reduction['tokens_layer_average']:.1f}"
 
 
+def _more_metrics(rows: Sequence[dict[str, Any]], metric: str) -> list[str]:
+    """The metrics that the task shows beside the headline, where they were measured."""
+    task = TASKS.get(rows[0]["task"])
+    measured = [name for name in rows[0]["metrics"] if any(_number(row["metrics"].get(name)) > -math.inf for row in rows)]
+    return [name for name in task.more_metrics(measured) if name != metric] if task else []
+
+
+def _speed_up(reduction: dict[str, Any]) -> str:
+    """Times the speed of the full model, with the quartiles over batches."""
+    if reduction["plan"] == "none":
+        return "1.00x"
+    return spread(reduction, "speedup") if "speedup" in reduction else "-"
+
+
 def _lost(reduction: dict[str, Any]) -> str:
     return f"{reduction['lost']:.3f} ± {reduction['lost_stderr']:.3f}" if "lost" in reduction else ""
 
@@ -103,7 +128,9 @@ def _number(value: Any) -> float:
 
 
 def _with_error(numbers: dict[str, Any], metric: str) -> str:
-    value, error = numbers[metric], numbers.get(f"{metric}_stderr")
-    if value is None or not math.isfinite(value):
-        return "-"
-    return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
+    value, error = _text(numbers[metric]), numbers.get(f"{metric}_stderr")
+    return value if value == "-" or error is None else f"{value} ± {error:.4f}"
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.4f}"

@@ -6,11 +6,13 @@ The share of the oracle's speed-up that a plan reaches is its realized fraction;
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tokensieve.data.source import Inputs
 from tokensieve.measuring.clock import counts_cpu_time
 from tokensieve.measuring.flops import gflops
 from tokensieve.measuring.memory import peak_memory
@@ -29,19 +31,30 @@ def noise_images(net: nn.Module, batch_size: int) -> Tensor:
 
 
 def measure(
-    net: nn.Module, images: Tensor, plans: list[Plan], repeats: int, quiet: bool = True, weights: Weights = None
+    net: nn.Module,
+    images: Inputs,
+    plans: list[Plan],
+    repeats: int,
+    quiet: bool = True,
+    weights: Weights = None,
+    run: Callable[[Any, Any], Tensor] = encode_image,
 ) -> list[dict[str, Any]]:
-    """One row for each plan, for this batch of images (B, 3, h, w)."""
+    """One row for each plan, for this batch of images (B, 3, h, w), or of inputs by name, each (B, ...).
+
+    run: (net, images), what is measured.
+    """
     from tqdm import trange
 
-    device, tower = images.device, open_tower(net)
+    some = images if isinstance(images, Tensor) else next(iter(images.values()))
+    first = images[:1] if isinstance(images, Tensor) else {name: value[:1] for name, value in images.items()}
+    device, tower, batch_size = some.device, open_tower(net), len(some)
 
     @torch.no_grad()
     def encode() -> Tensor:
-        return encode_image(net, images)
+        return run(net, images)
 
     handles = [detached_handle(net, plan, weights) for plan in plans]
-    cost_full = gflops(lambda: encode_image(net, images[:1]))  # and warm-up
+    cost_full = gflops(lambda: run(net, first))  # and warm-up
     variants = [Variant(encode), *(Variant(encode, handle) for handle in handles)]
     peaks = [peak_memory(encode, device)]
     for handle in handles:  # they hold nothing of earlier batches
@@ -50,7 +63,7 @@ def measure(
     oracles = [Variant(encode, detached_handle(net, oracle(handle))) for handle in handles]
     for ideal in oracles:  # warm-up; that of the others was measured
         ideal.run()
-    rounds = trange(repeats, desc=f"batch {len(images)}", unit="round", disable=quiet, leave=False)
+    rounds = trange(repeats, desc=f"batch {batch_size}", unit="round", disable=quiet, leave=False)
     times = interleaved([*variants, *oracles], device, rounds)
     full, *others = ([each.counted(device) for each in series] for series in times)
     walls = [statistics.median(each.wall for each in series) for series in times]
@@ -59,11 +72,11 @@ def measure(
         reduced, ideal_times = others[i], others[len(plans) + i]
         layers, changed = [vars(row) for row in handles[i].ledger], handles[i].has_cut
         with handles[i]:
-            cost = gflops(lambda: encode_image(net, images[:1]))
+            cost = gflops(lambda: run(net, first))
         rows.append(
             {
                 "plan": str(plan),
-                "batch_size": len(images),
+                "batch_size": batch_size,
                 "vision_tokens": tower.grid[0] * tower.grid[1],
                 "layers": layers,
                 "changed": changed,

@@ -360,9 +360,17 @@ def get_method(name: str) -> Method:
     return REGISTRY.get_or_fail(name)
 
 
+class MethodList(list[Method]):
+    """Methods, printed one on a line with what they do."""
+
+    def __repr__(self) -> str:
+        width = max((len(method.name) for method in self), default=0)
+        return "\n".join(f"{method.name:<{width}}  {method.summary}" for method in self)
+
+
 def list_methods() -> list[Method]:
-    """All methods, sorted by name, those of plug-ins included."""
-    return [REGISTRY[name] for name in sorted(REGISTRY)]
+    """All methods, sorted by name, those of plug-ins included. Printed, it is one on a line with what it does."""
+    return MethodList(REGISTRY[name] for name in sorted(REGISTRY))
 
 
 def _read_name(decide: Callable[..., Reduction]) -> str:

@@ -49,6 +49,7 @@ class VlmFamily:
     example: Example
     opens_tower: bool = False  # the decoder gets the tower's tokens one by one, so that the tower can be cut too
     images: str = ""  # "module:function", (inner model) -> how it takes images of any size; "": they have one size, or tiles
+    grids: str = ""  # "module:function", image_grid.TokenGrids: where tokens lie in their images; "": as in the tower
 
 
 FAMILIES: Registry[Family] = Registry("model family")
@@ -61,9 +62,9 @@ def _declare(name: str, description: str, order: int, encoder: bool, *examples: 
     FAMILIES.add(Family(name, description, f"{module}:open_tower", encode, order, examples), origin=__name__)
 
 
-def _declare_vlm(name: str, title: str, models: str, opens_tower: bool = False, images: str = "") -> None:
+def _declare_vlm(name: str, title: str, models: str, opens_tower: bool = False, images: str = "", grids: str = "") -> None:
     example = Example(models, f"{TINY_VLMS}:model_and_inputs", {"family": name})
-    VLM_FAMILIES.add(VlmFamily(name, title, example, opens_tower, images), origin=__name__)
+    VLM_FAMILIES.add(VlmFamily(name, title, example, opens_tower, images, grids), origin=__name__)
 
 
 def _example(models: str, build: str, extra: str = "", name: str = "", **options: Any) -> Example:
@@ -115,10 +116,11 @@ _declare(
     _example("facebook/dinov3-vitb16-pretrain-lvd1689m", "hf_model", "registers", kind="DINOv3ViT", num_register_tokens=4),
 )
 
-_QWEN = "tokensieve.models.qwen_vl:open_images"
+_GRID = "tokensieve.models.image_grid"
+_QWEN = {"images": "tokensieve.models.qwen_vl:open_images", "grids": f"{_GRID}:qwen_grids"}
 _declare_vlm("llava", "LLaVA", "llava-hf/llava-1.5-7b-hf", opens_tower=True)
-_declare_vlm("llava_next", "LLaVA-NeXT", "llava-hf/llava-v1.6-mistral-7b-hf")
-_declare_vlm("llava_onevision", "LLaVA-OneVision", "llava-hf/llava-onevision-qwen2-7b-ov-hf")
-_declare_vlm("qwen2_vl", "Qwen2-VL", "Qwen/Qwen2-VL-7B-Instruct", images=_QWEN)
-_declare_vlm("qwen2_5_vl", "Qwen2.5-VL", "Qwen/Qwen2.5-VL-7B-Instruct", images=_QWEN)
-_declare_vlm("qwen3_vl", "Qwen3-VL", "Qwen/Qwen3-VL-8B-Instruct", images=_QWEN)
+_declare_vlm("llava_next", "LLaVA-NeXT", "llava-hf/llava-v1.6-mistral-7b-hf", grids=f"{_GRID}:tile_grids")
+_declare_vlm("llava_onevision", "LLaVA-OneVision", "llava-hf/llava-onevision-qwen2-7b-ov-hf", grids=f"{_GRID}:tile_grids")
+_declare_vlm("qwen2_vl", "Qwen2-VL", "Qwen/Qwen2-VL-7B-Instruct", **_QWEN)
+_declare_vlm("qwen2_5_vl", "Qwen2.5-VL", "Qwen/Qwen2.5-VL-7B-Instruct", **_QWEN)
+_declare_vlm("qwen3_vl", "Qwen3-VL", "Qwen/Qwen3-VL-8B-Instruct", **_QWEN)

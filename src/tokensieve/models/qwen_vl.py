@@ -6,7 +6,6 @@ the image follows its last token. Positions (mRoPE) are those of a prompt withou
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.errors import UserError
+from tokensieve.models.image_grid import name_arguments
 from tokensieve.models.resizing import SizeRule, resize_images
 
 MIN_TOKENS = 4  # of an image, by the default min_pixels of Qwen2-VL's processor
@@ -40,7 +40,7 @@ class QwenImages:
 
     def resize(self, decide: SizeRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Placed]:
         """The arguments of get_image_features with smaller images, and where their tokens go."""
-        named = _name_arguments(self.inner.get_image_features, args, kwargs)
+        named = name_arguments(self.inner.get_image_features, args, kwargs)
         made_before = [name for name in named if name.startswith("image_") and name != "image_grid_thw"]
         if made_before:
             raise UserError(f"{made_before[0]} was computed for images before they are resized; leave it out")
@@ -59,7 +59,7 @@ class QwenImages:
 
         Placeholders that hold no token are masked like padding, which the stock function leaves out.
         """
-        named = _name_arguments(self.inner.get_rope_index, args, kwargs)
+        named = name_arguments(self.inner.get_rope_index, args, kwargs)
         grids, ids = named.get("image_grid_thw"), named["input_ids"]
         is_image = ids == self.inner.config.image_token_id  # (B, L)
         if grids is None or not is_image.any():
@@ -115,11 +115,3 @@ def open_images(inner: Any) -> QwenImages:
     """How a Qwen-VL takes images, by its config."""
     vision = inner.config.vision_config
     return QwenImages(inner, int(vision.patch_size), int(vision.spatial_merge_size), int(vision.temporal_patch_size))
-
-
-def _name_arguments(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name."""
-    bound = inspect.signature(method).bind(*args, **kwargs)
-    named = dict(bound.arguments)
-    more: dict[str, Any] = named.pop("kwargs", {})
-    return named | more

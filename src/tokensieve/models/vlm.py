@@ -15,6 +15,7 @@ from tokensieve.errors import Uncuttable
 from tokensieve.models import hf
 from tokensieve.models.decoder import Decoder, open_decoder
 from tokensieve.models.families import VLM_FAMILIES, VlmFamily
+from tokensieve.models.image_grid import TokenGrids
 from tokensieve.models.qwen_vl import QwenImages
 from tokensieve.models.tower import Tower
 from tokensieve.registry import resolve
@@ -31,6 +32,7 @@ class Vlm:
     tower: Tower | None  # None: it cannot be cut
     reason: str = ""  # why not
     images: QwenImages | None = None  # how it takes images of any size; None: they are those of the tower, or of tiles
+    grids: TokenGrids | None = None  # where tokens lie in their images; None: as in the tower
     no_resize_reason: str = ""  # why images cannot be made smaller, where there is neither a tower nor `images`
 
 
@@ -47,14 +49,15 @@ def open_vlm(model: nn.Module) -> Vlm | None:
             raise Uncuttable(f"{name} is not laid out as in transformers 5; install transformers>=5")
         return None  # a tower or a decoder of its own
     decoder = open_decoder(inner.language_model, name)
+    grids: TokenGrids | None = resolve(family.grids) if family.grids else None
     try:
         return Vlm(family.title, model, inner, decoder, _tower(inner, family))
     except Uncuttable as error:
         if family.images:
-            return Vlm(family.title, model, inner, decoder, None, error.reason, images=resolve(family.images)(inner))
+            return Vlm(family.title, model, inner, decoder, None, error.reason, resolve(family.images)(inner), grids)
         tiles = "its processor cuts images into tiles before the model sees them; give it smaller images"
         no_resize = error.reason if family.opens_tower else tiles
-        return Vlm(family.title, model, inner, decoder, None, error.reason, no_resize_reason=no_resize)
+        return Vlm(family.title, model, inner, decoder, None, error.reason, grids=grids, no_resize_reason=no_resize)
 
 
 def open_tower(model: nn.Module) -> Tower | None:

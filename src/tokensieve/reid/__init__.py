@@ -29,6 +29,8 @@ MODEL_TYPES.add(
         f"{embedded.REID}, or the folder of a training, which holds the weights; --pretrained is not used",
         check="tokensieve.reid.loading:check_model",
         load="tokensieve.reid.loading:load",
+        bench="tokensieve.reid.bench:bench",
+        bench_model=embedded.REID,
         tune="tokensieve.reid.tuning:ObjectFeatures",
         default_model=embedded.REID,
         is_model_name="tokensieve.reid.loading:is_model_name",
@@ -48,6 +50,7 @@ TASKS.add(
         dataset="embedded-reid",
         metrics=("mAP", "rank_1", "rank_5", "rank_10", "cmc"),
         main_metrics=("mAP",),
+        shown_metrics=("rank_1",),
         percent=("mAP*", "rank_*"),
         flags=(
             Flag(

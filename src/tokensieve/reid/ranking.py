@@ -28,6 +28,7 @@ from tokensieve.errors import UserError
 from tokensieve.tasks.base import check_finite
 
 CURVE = 50  # places of the CMC curve
+NEAREST = 5  # of the gallery, which are kept for each query
 MEMORY = 2**28  # bytes that one block may take
 EACH = 40  # bytes that a distance takes while it is ranked: distance, its number of steps, key, and what is looked for in keys
 PART = 4096  # features of the gallery that are widened to float64 at a time
@@ -42,6 +43,8 @@ class Ranking:
 
     ap: Tensor  # (Q,) float64; NaN where the query was left out
     first: Tensor  # (Q,) int64, the place of the first right answer from 1 on; 0 where the query was left out
+    nearest: Tensor  # (Q,k) int64, of the gallery without what is taken out; -1 where fewer are left
+    distances: Tensor  # (Q,k) float64, squared
 
     @property
     def counted(self) -> Tensor:
@@ -101,17 +104,19 @@ def rank(
     _check_shapes(near, far, ids, groups)
     block = block or block_size(len(far))
     ap, first = np.full(len(near), np.nan), np.zeros(len(near), np.int64)
+    best = np.full((len(near), min(NEAREST, len(far))), EXCLUDED)
     for start in range(0, len(near), block):
         these = slice(start, start + block)
         keys = _keys(_distances(near[these], far), ids[0][these], ids[1], groups[0][these], groups[1])
         keys.sort(axis=1)
         ap[these], first[these] = _average_precision(keys)
+        best[these] = keys[:, : best.shape[1]]
     if not first.any():
         raise UserError(
             f"none of the {len(near)} queries has a right answer among the {len(far)} of the gallery once those of its own "
             "camera or scene are taken out: are these the right ones?"
         )
-    return Ranking(torch.from_numpy(ap), torch.from_numpy(first))
+    return Ranking(torch.from_numpy(ap), torch.from_numpy(first), *_nearest(best))
 
 
 def order(
@@ -169,6 +174,13 @@ def _keys(distances: Any, ids: Any, gallery_ids: Any, groups: Any, gallery_group
     keys |= right
     keys[right & (groups[:, None] == gallery_groups)] = EXCLUDED
     return keys
+
+
+def _nearest(keys: Any) -> tuple[Tensor, Tensor]:
+    """Indices (b,k) of the gallery and squared distances (b,k) from sorted keys (b,k)."""
+    is_there = keys != EXCLUDED
+    indices = np.where(is_there, (keys >> 1) & (2**31 - 1), -1)
+    return torch.from_numpy(indices), torch.from_numpy(np.where(is_there, (keys >> 32) / STEPS, np.nan))
 
 
 def _average_precision(keys: Any) -> tuple[Any, Any]:

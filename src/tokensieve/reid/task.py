@@ -35,7 +35,7 @@ from tokensieve.reid.data import ReidData
 from tokensieve.reid.loading import LoadedReid
 from tokensieve.reid.model import BRANCHES, ReidModel, Settings, check_cameras
 from tokensieve.reid.ranking import Ranking, rank
-from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, once_per_plan
+from tokensieve.tasks.base import Encode, Prediction, Record, SampleScores, Task, TaskContext, once_per_plan
 
 NAME = "reid"
 CONTROLS = ("random", "grid", "anchor")
@@ -157,6 +157,31 @@ class ReidTask(Task):
         ranking = self._rankings(records)[0][combination_name(self.headline)]
         ids = torch.cat([batch.ids for batch in records["test" if "test" in records else "query"]])
         return SampleScores(ranking.ap[ranking.counted], ids[ranking.counted].unique(return_inverse=True)[1])
+
+    def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
+        """By the headline: the nearest of the gallery to every query. score: average precision; rank: of the first right one."""
+        ranking = self._rankings(records)[0][combination_name(self.headline)]
+        queries, gallery = (samples["test"],) * 2 if "test" in samples else (samples["query"], samples["gallery"])
+        shots = [self.gallery.shots[number] for number in gallery.tolist()]
+        made: list[Prediction] = []
+        for row, number in enumerate(queries.tolist()):
+            query = self.query.shots[number]
+            near = [(shots[i], far) for i, far in zip(ranking.nearest[row].tolist(), ranking.distances[row].tolist()) if i >= 0]
+            best = near[0][0] if near else None
+            made.append(
+                {
+                    "sample": number,
+                    "query": query.name,
+                    "label": query.pid,
+                    "nearest": None if best is None else best.name,
+                    "prediction": None if best is None else best.pid,
+                    "correct": best is not None and best.pid == query.pid,
+                    "score": float(ranking.ap[row]),
+                    "rank": int(ranking.first[row]) or None,
+                    "matches": [[shot.name, shot.pid, distance] for shot, distance in near],
+                }
+            )
+        return made
 
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
         plans, numbers = [row["reduction"]["plan"] for row in rows], [row["metrics"] for row in rows]

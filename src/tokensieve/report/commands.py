@@ -11,7 +11,7 @@ from tokensieve.evaluation.flags import eval_flags
 from tokensieve.flags import PLUGIN
 from tokensieve.report.fields import Result, flatten_values, mapping_at, plan_text, value_text
 
-NOT_SETTINGS = ("key", "newest", "seconds", "time")
+NOT_SETTINGS = ("busy", "key", "newest", "seconds", "time")
 NAMED_FIRST = ("model", "pretrained", "dataset", "task", "plan")  # these stand in every command
 
 

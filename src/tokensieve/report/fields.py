@@ -61,6 +61,8 @@ def number_of(value: Any) -> float | None:
 def speed_up(result: Result) -> float | None:
     """Times the speed of the full model, where both were measured."""
     done = mapping_at(result, "reduction")
+    if (paired := number_of(done.get("speedup"))) is not None:
+        return paired or None
     speed, full = number_of(done.get("images_per_second")), number_of(done.get("images_per_second_full"))
     return speed / full if speed and full else None
 

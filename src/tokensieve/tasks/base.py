@@ -25,6 +25,7 @@ from tokensieve.models.registry import open_tower
 Encode = Callable[..., Any]
 Made = TypeVar("Made")
 Record = Any  # what is kept of one batch under one plan: CPU tensors and plain values, small
+Prediction = dict[str, Any]  # JSON values by name: "sample", "label", "prediction", "score", and what else the task knows
 
 
 def once_per_plan(compute: Callable[[Any, dict[str, list[Record]]], Made]) -> Callable[[Any, dict[str, list[Record]]], Made]:
@@ -67,6 +68,7 @@ class TaskContext:
     source: Callable[[str], Source]  # the data of a split, by the arguments
     is_main: bool = True  # whether this process writes files
     file_fields: Mapping[str, str] = field(default_factory=dict)  # what {model}, {dataset}, ... in names of files stand for
+    saves_predictions: bool = False  # --save_predictions: records hold what `Task.predictions` needs
 
 
 @dataclass
@@ -74,7 +76,7 @@ class StoredPass:
     """What an earlier run stored of a pass."""
 
     records: list[Record]
-    n_samples: int
+    samples: Tensor  # (n,) int64, their numbers
     broken: list[Broken]
 
 
@@ -128,6 +130,14 @@ class Task:
         """The main metric of every sample under one plan, by which plans of a run are compared. None: a sample has none."""
         return None
 
+    def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
+        """What the model said of every sample under one plan, for --save_predictions: one JSON object for each.
+
+        samples: by pass, the numbers of the samples in the data set, in the order of the records. What only predictions need is
+        in the records if `context.saves_predictions`. A task without this method refuses the flag.
+        """
+        raise NotImplementedError
+
     def tokens(self, sample: Inputs) -> int | None:
         """The number of tokens of a sample's image that a plan can cut; None if the model has none."""
         try:
@@ -149,8 +159,8 @@ class Task:
         """The records of an earlier run with the same settings, if they were stored: then the pass is skipped for the plan."""
         return None
 
-    def store(self, plan: str, split: str, records: list[Record], broken: Sequence[Broken]) -> None:
-        """Store the records of a pass, and which images it could not read, for a later run."""
+    def store(self, plan: str, split: str, records: list[Record], samples: Tensor, broken: Sequence[Broken]) -> None:
+        """Store the records of a pass, the numbers of its samples, and which images it could not read, for a later run."""
 
 
 def check_finite(features: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ class TaskSpec:
     dataset: str  # the embedded data set that it runs on by default
     metrics: tuple[str, ...]  # columns of the CSV, in order
     main_metrics: tuple[str, ...]  # the headline: the first of these that a result has
+    shown_metrics: tuple[str, ...] = ()  # that the table of `eval` shows beside the headline
     percent: tuple[str, ...] = ()  # metrics that are shares, shown in percent
     flags: tuple[Flag, ...] = ()  # several tasks may declare the same Flag
     flags_title: str = ""  # heading of the flags in the help; default: the name
@@ -39,8 +40,17 @@ class TaskSpec:
 
     def main_metric(self, metrics: Iterable[str]) -> str | None:
         """The headline among these metrics; None if they have none of this task."""
-        names = [name for name in metrics if not name.endswith("_stderr")]
-        return next((name for pattern in self.main_metrics for name in names if fnmatchcase(name, pattern)), None)
+        return next(iter(_matching(self.main_metrics, metrics)), None)
+
+    def more_metrics(self, metrics: Iterable[str]) -> list[str]:
+        """Those of these metrics that the table of `eval` shows beside the headline."""
+        return _matching(self.shown_metrics, metrics)
+
+
+def _matching(patterns: Iterable[str], metrics: Iterable[str]) -> list[str]:
+    """The metrics that match, each once, in the order of the patterns."""
+    names = [name for name in metrics if not name.endswith("_stderr")]
+    return list(dict.fromkeys(name for pattern in patterns for name in names if fnmatchcase(name, pattern)))
 
 
 TASKS: Registry[TaskSpec] = Registry("task")

@@ -154,18 +154,20 @@ def _made_up(
 
 
 def check_method(method: str | Method | Callable[..., Reduction]) -> None:
-    """Runs every check; an AssertionError names the rule that the method breaks."""
+    """Runs every check, and prints that the method passed; an AssertionError names the rule that it breaks."""
     if isinstance(method, str):
         method = get_method(method)
     elif not isinstance(method, Method):
         method = describe(method)
     if method.on_image:
         raise UserError(f"{method.name} acts on the image; check_method is for methods that act on tokens")
-    for view in (make_view(), make_view(grid=(5, 7), seed=1), make_view(merged=True, seed=2)):
-        for keep in _budgets(method, view):
-            for rest in _rests(method):
-                _check_one(method, view, keep, rest)
+    views = (make_view(), make_view(grid=(5, 7), seed=1), make_view(merged=True, seed=2))
+    tried = [(view, keep, rest) for view in views for keep in _budgets(method, view) for rest in _rests(method)]
+    for view, keep, rest in tried:
+        _check_one(method, view, keep, rest)
     _check_bf16(method)
+    rests = ", ".join(_rests(method))
+    print(f"{method.name}: passed, {len(tried)} cases: {len(views)} views, budgets of 1 to n - 1 tokens, rest={rests}; bfloat16")
 
 
 def _rests(method: Method) -> tuple[str, ...]:

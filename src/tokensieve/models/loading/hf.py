@@ -103,10 +103,21 @@ def architecture(
         vision.image_size = image_size
         if config.model_type.startswith("siglip2"):
             vision.num_patches = (image_size // vision.patch_size) ** 2
-        named = _named(config)
-        if named is not None:
-            return named._from_config(config, dtype=torch.float32)
-        return transformers.AutoModel.from_config(config, dtype=torch.float32, **_unpooled(config.model_type))
+        return _from_config(config)
+
+
+def without_weights(folder: str) -> Any:
+    """The model of a folder with random weights."""
+    return _from_config(_config(folder, _where(folder, "", None)))
+
+
+def _from_config(config: Any) -> Any:
+    import transformers
+
+    named = _named(config)
+    if named is not None:
+        return named._from_config(config, dtype=torch.float32)
+    return transformers.AutoModel.from_config(config, dtype=torch.float32, **_unpooled(config.model_type))
 
 
 def backbone(

@@ -106,7 +106,7 @@ def create(
     weights = pretrained
     if pretrained in embedded.MODELS.get(model, ()):
         weights = str(embedded.weights_path(pretrained))
-    elif _needs_hub(model, pretrained):
+    elif needs_hub(model, pretrained):
         _check_hub(model, pretrained, cache_dir)
     with translate_load_errors(model, pretrained):
         built, _, transform = open_clip.create_model_and_transforms(
@@ -119,7 +119,7 @@ def create(
     return built, transform
 
 
-def _needs_hub(model: str, pretrained: str) -> bool:
+def needs_hub(model: str, pretrained: str) -> bool:
     """Whether open_clip would fetch weights, a tokenizer or a text tower from the Hub."""
     import open_clip
 

@@ -17,6 +17,7 @@ class ModelType:
     check: str  # (model, pretrained) -> None; a UserError if there is no such model or no such weights; loads nothing
     load: str  # (model, *, pretrained, cache_dir, device, dtype) -> Loaded; a UserError where check gives one
     architecture: str | None = None  # (model, pretrained, image_size, cache_dir) -> the bare model, for bench
+    outline: str | None = None  # (model) -> the bare model on the meta device, to check plans with; None if it is not known
     bench: str = "tokensieve.measuring.vision:bench"  # (arguments of `bench`) -> rows (None: it tells none): measures plans
     bench_model: str = ""  # measured where --model is not given
     tune: str = "tokensieve.tuning.features:ImageFeatures"  # a Subject: how `tune` compares a plan with the full model
@@ -39,6 +40,7 @@ MODEL_TYPES.add(
         check=f"{LOADING}.open_clip:check_model",
         load=f"{LOADING}.open_clip:load",
         architecture=f"{LOADING}.open_clip:architecture",
+        outline=f"{LOADING}.outline:of_open_clip",
         bench_model="ViT-B-16",
         default_model=embedded.MODEL,
         default_pretrained=f"{LOADING}.open_clip:default_weights",
@@ -64,6 +66,7 @@ MODEL_TYPES.add(
         check=f"{LOADING}.hf:check_model",
         load=f"{LOADING}.hf:load",
         architecture=f"{LOADING}.hf:architecture",
+        outline=f"{LOADING}.outline:of_hf",
         bench_model="clip-vit-base-patch16",
         example="--model openai/clip-vit-base-patch16, or a folder with such a model",
     ),
@@ -76,6 +79,7 @@ MODEL_TYPES.add(
         check=f"{LOADING}.timm:check_model",
         load=f"{LOADING}.timm:load",
         architecture=f"{LOADING}.timm:architecture",
+        outline=f"{LOADING}.outline:of_timm",
         bench_model="vit_base_patch16_224",
         example="--model vit_base_patch16_224.augreg2_in21k_ft_in1k",
     ),
@@ -87,12 +91,13 @@ MODEL_TYPES.add(
         f"{embedded.LLAVA}, a folder, or an id on the Hub; the revision on the Hub, '' for the main one",
         check=f"{LOADING}.vlm:check_model",
         load=f"{LOADING}.vlm:load",
+        outline=f"{LOADING}.outline:of_vlm",
         bench="tokensieve.measuring.vlm:bench",
         tune="tokensieve.tuning.answers:NextTokens",
         takes_questions=True,
         bench_model=embedded.LLAVA,
         default_model=embedded.LLAVA,
-        is_model_name=f"{LOADING}.vlm:is_embedded",
+        is_model_name=f"{LOADING}.vlm:is_model_name",
     ),
     origin=__name__,
 )

@@ -14,6 +14,8 @@ import torch
 
 from tokensieve import embedded
 from tokensieve.errors import UserError, did_you_mean
+from tokensieve.files import read_json
+from tokensieve.models.families import VLM_FAMILIES
 from tokensieve.models.loading import hf as load_hf
 from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.hub import hub_is_reachable, is_cached, offline_message
@@ -33,9 +35,15 @@ class LoadedVlm(Loaded):
     name: str = ""
 
 
-def is_embedded(name: str) -> bool:
-    """Whether a name can only be a vision-language model."""
-    return name == EMBEDDED
+def is_model_name(name: str) -> bool:
+    """Whether a name can only be a vision-language model: ours, or a folder with one of a known family."""
+    if name == EMBEDDED or not os.path.isdir(name):
+        return name == EMBEDDED
+    try:
+        config = read_json(os.path.join(name, "config.json"))
+    except (UserError, ValueError):  # it is said where the model is loaded
+        return False
+    return isinstance(config, dict) and config.get("model_type") in VLM_FAMILIES
 
 
 def check_model(name: str, pretrained: str = "") -> None:

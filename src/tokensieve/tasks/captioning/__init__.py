@@ -14,6 +14,7 @@ TASKS.add(
         dataset="embedded-captions",
         metrics=("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr", "SPICE"),
         main_metrics=("CIDEr",),
+        shown_metrics=("Bleu_4", "METEOR", "ROUGE_L"),
         flags=(ANNOTATION_FILE,),
         order=70,
     ),

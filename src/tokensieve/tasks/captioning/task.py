@@ -15,7 +15,7 @@ from torch import Tensor
 from tokensieve import embedded
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, once_per_plan
+from tokensieve.tasks.base import Encode, Prediction, Record, SampleScores, Task, TaskContext, once_per_plan
 from tokensieve.tasks.captioning import metrics as caption_metrics
 from tokensieve.tasks.captioning.beam_search import CaptionTokenizer, write
 from tokensieve.tasks.captioning.metrics import CaptionScores
@@ -68,6 +68,16 @@ class CaptioningTask(Task):
         """CIDEr of every image. The weights of words come from the references, so they are the same under every plan."""
         values = torch.tensor(self._score(records).cider, dtype=torch.float64)
         return SampleScores(values, torch.arange(len(values)))
+
+    def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
+        batches: list[CaptionRecord] = records["test"]
+        pairs = [pair for batch in batches for pair in zip(batch.references, batch.written, strict=True)]
+        return [
+            {"sample": sample, "label": references, "prediction": caption, "score": score}
+            for sample, (references, caption), score in zip(
+                samples["test"].tolist(), pairs, self._score(records).cider, strict=True
+            )
+        ]
 
     @once_per_plan
     def _score(self, records: dict[str, list[Record]]) -> CaptionScores:

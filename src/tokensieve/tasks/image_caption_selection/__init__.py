@@ -16,6 +16,7 @@ TASKS.add(
         dataset="embedded-selection",
         metrics=METRICS,
         main_metrics=("acc",),
+        shown_metrics=("image_acc", "text_acc"),
         percent=METRICS,
         flags=(ANNOTATION_FILE,),
         order=30,

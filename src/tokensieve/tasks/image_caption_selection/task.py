@@ -10,17 +10,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext
+from tokensieve.tasks.base import Encode, Prediction, Record, SampleScores, Task, TaskContext
 from tokensieve.tasks.text_matching import images_to_unit, texts_to_unit
 
 NAME = "image_caption_selection"
+
+
+class Selected(NamedTuple):
+    """What is kept of a batch."""
+
+    right: Tensor  # (B,2) did the captions find their images, and the images their captions
+    captions: int  # of an image
+    scores: Tensor  # (B,n,t) similarities of images and captions
+    texts: list[list[str]]  # with --save_predictions
 
 
 class CaptionSelectionTask(Task):
@@ -37,13 +46,14 @@ class CaptionSelectionTask(Task):
         return {"test": self.source}
 
     def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
-        """A record is (B,2), did the captions find their images and the images their captions, and the number of captions."""
         instances, captions = len(targets), {len(texts) for texts in targets}
         self._check_even(captions)
         texts = texts_to_unit(self.context, list(chain.from_iterable(targets))).view(instances, *captions, -1)
         flat = images.flatten(0, 1) if images.dim() == 5 else images  # (B n,3,h,w)
         found = [images_to_unit(self.context, encode, flat).view(instances, -1, texts.shape[2]) for encode in encoders]
-        return [(right(features, texts), texts.shape[1]) for features in found]
+        named = targets if self.context.saves_predictions else []
+        scores = [features @ texts.mT for features in found]  # (B,n,t)
+        return [Selected(right(each), texts.shape[1], each, named) for each in scores]
 
     def _check_even(self, captions: set[int]) -> None:
         if len(captions) > 1 or captions == {0}:
@@ -53,20 +63,40 @@ class CaptionSelectionTask(Task):
             )
 
     def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
-        right = torch.cat([found for found, _ in records["test"]]).all(1).double()
+        right = torch.cat([batch.right for batch in records["test"]]).all(1).double()
         return SampleScores(right, torch.arange(len(right)))
 
+    def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
+        """label: the captions, the i-th of the i-th image; prediction: the one that each image chooses, with its similarity."""
+        found: list[Selected] = records["test"]
+        made: list[Prediction] = []
+        instances = [pair for batch in found for pair in zip(batch.texts, batch.scores, batch.right.tolist(), strict=True)]
+        for sample, (captions, scores, (image_found, text_found)) in zip(samples["test"].tolist(), instances, strict=True):
+            best = scores.max(dim=1)  # of each image
+            made.append(
+                {
+                    "sample": sample,
+                    "label": captions,
+                    "prediction": [captions[choice] for choice in best.indices.tolist()],
+                    "score": best.values.tolist(),
+                    "correct": image_found and text_found,
+                    "image_correct": image_found,
+                    "text_correct": text_found,
+                    "similarities": scores.tolist(),
+                }
+            )
+        return made
+
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        self._check_even({captions for _, captions in records["test"]})
-        hits = torch.cat([found for found, _ in records["test"]])  # (B,2)
+        self._check_even({batch.captions for batch in records["test"]})
+        hits = torch.cat([batch.right for batch in records["test"]])  # (B,2)
         shares = {"image_acc": hits[:, 0], "text_acc": hits[:, 1], "acc": hits.all(1)}
         made = {name: hit.double().mean().item() for name, hit in shares.items()}
         return made | {f"{name}_stderr": math.sqrt(p * (1 - p) / len(hits)) for name, p in made.items()}
 
 
-def right(images: Tensor, texts: Tensor) -> Tensor:
-    """Unit features of n images (B,n,E) and t captions (B,t,E) -> (B,2): all images found by captions, all captions found."""
-    scores = images @ texts.mT  # (B,n,t)
+def right(scores: Tensor) -> Tensor:
+    """Similarities of n images and t captions (B,n,t) -> (B,2): all images found by captions, all captions found."""
     truth = torch.arange(min(scores.shape[1:]))
     image_found = (scores.argmax(dim=1)[:, : len(truth)] == truth).all(1)
     text_found = (scores.argmax(dim=2)[:, : len(truth)] == truth).all(1)

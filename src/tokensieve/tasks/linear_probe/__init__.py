@@ -18,6 +18,7 @@ TASKS.add(
             *("weight_decay", "epochs", "seed", "fewshot_k", "normalized"),
         ),
         main_metrics=("lp_acc1",),
+        shown_metrics=("lp_acc5",),
         percent=("lp_acc1", "lp_acc5", "lp_mean_per_class_recall"),
         flags=(
             Flag(

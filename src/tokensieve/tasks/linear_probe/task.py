@@ -25,7 +25,18 @@ from torch.utils.data import TensorDataset
 from tokensieve import plugins, provenance
 from tokensieve.data.source import Broken, Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, SampleScores, StoredPass, Task, TaskContext, check_finite, once_per_plan
+from tokensieve.tasks.base import (
+    Encode,
+    Prediction,
+    Record,
+    SampleScores,
+    StoredPass,
+    Task,
+    TaskContext,
+    check_finite,
+    once_per_plan,
+)
+from tokensieve.tasks.labels import label_predictions, top_shares
 from tokensieve.tasks.linear_probe.feature_store import FeatureStore, Identity
 from tokensieve.tasks.linear_probe.probe import (
     Features,
@@ -177,11 +188,12 @@ class LinearProbeTask(Task):
                 raise UserError(f"--skip_load: {self.kept.path(identity)} is damaged. Run it once without --skip_load.")
             return None
         tensors, broken = found
-        return StoredPass([Features(tensors["features"], tensors["labels"])], len(tensors["labels"]), broken)
+        return StoredPass([Features(tensors["features"], tensors["labels"])], tensors["samples"], broken)
 
-    def store(self, plan: str, split: str, records: list[Record], broken: Sequence[Broken]) -> None:
+    def store(self, plan: str, split: str, records: list[Record], samples: Tensor, broken: Sequence[Broken]) -> None:
         whole = join_features(records)
-        self.kept.keep(self._identity(plan, split), {"features": whole.features, "labels": whole.labels}, broken)
+        tensors = {"features": whole.features, "labels": whole.labels, "samples": samples}
+        self.kept.keep(self._identity(plan, split), tensors, broken)
 
     # ------------------------------------------------------------------------------------------------------------ numbers
 
@@ -200,6 +212,10 @@ class LinearProbeTask(Task):
         learnt = self._learn(records)
         right = hits(learnt.logits, learnt.labels)[:, 0].double()
         return SampleScores(right, torch.arange(len(right)))
+
+    def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
+        learnt = self._learn(records)
+        return label_predictions(*top_shares(learnt.logits), learnt.labels, samples["test"], self.data["test"].classes)
 
     @once_per_plan
     def _learn(self, records: dict[str, list[Record]]) -> Learnt:

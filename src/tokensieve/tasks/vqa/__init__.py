@@ -19,6 +19,7 @@ TASKS.add(
         dataset="embedded-questions",
         metrics=("vqa_score", "exact_match", *YES_NO, "f1_mean", "accuracy_circular"),
         main_metrics=("vqa_score", "f1", "accuracy_circular", "accuracy"),
+        shown_metrics=("exact_match", "accuracy", "yes_ratio"),
         percent=("vqa_score*", "exact_match*", *(f"{metric}*" for metric in YES_NO)),
         flags=(
             Flag(

@@ -59,15 +59,19 @@ class Choices(Scoring):
         self.metric = "accuracy_circular" if circular else "accuracy"
 
     def record(self, answers: Sequence[str], references: Sequence[Reference]) -> Chosen:
-        letters = [chosen_letter(answer, one.choices) for answer, one in zip(answers, references, strict=True)]
+        judged = [self.judge(answer, one) for answer, one in zip(answers, references, strict=True)]
         return Chosen(
-            [float(letter == one.answers[0]) for letter, one in zip(letters, references, strict=True)],
-            [letter is not None for letter in letters],
+            [score for _, score in judged],
+            [letter is not None for letter, _ in judged],
             [one.kind for one in references],
             [one.file for one in references],
             [one.id for one in references],
             [one.turn for one in references],
         )
+
+    def judge(self, answer: str, reference: Reference) -> tuple[str | None, float]:
+        letter = chosen_letter(answer, reference.choices)
+        return letter, float(letter == reference.answers[0])
 
     def metrics(self, records: Sequence[Chosen]) -> dict[str, float]:
         first = torch.tensor([turn == 0 for batch in records for turn in batch.turns])

@@ -102,6 +102,9 @@ class OpenAnswers(Scoring):
             [reference.file for reference in references],
         )
 
+    def judge(self, answer: str, reference: Reference) -> tuple[str, float]:
+        return normalise(answer), soft_score(answer, reference.answers)
+
     def metrics(self, records: Sequence[Scored]) -> dict[str, float]:
         soft, images = self.sample_scores(records)
         exact = torch.tensor([value for batch in records for value in batch.exact], dtype=torch.float64)

@@ -23,10 +23,11 @@ class Reference(NamedTuple):
     id: str
     choices: tuple[str, ...]
     turn: int
+    question: str = ""
 
     @classmethod
     def of(cls, item: VqaItem) -> Reference:
-        return cls(item.answers, item.kind, item.file, item.id, item.choices, item.turn)
+        return cls(item.answers, item.kind, item.file, item.id, item.choices, item.turn, item.question)
 
 
 class Scoring:
@@ -37,6 +38,10 @@ class Scoring:
 
     def record(self, answers: Sequence[str], references: Sequence[Reference]) -> Record:
         """What is kept of a batch: a number or a text for each question."""
+        raise NotImplementedError
+
+    def judge(self, answer: str, reference: Reference) -> tuple[str | None, float]:
+        """What an answer is taken for, and its score from 0 to 1."""
         raise NotImplementedError
 
     def metrics(self, records: Sequence[Record]) -> dict[str, float]:

@@ -7,7 +7,7 @@ open answers (scores.py), yes or no (yes_no.py), multiple choice (choices.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -19,7 +19,7 @@ from tokensieve.data.source import Broken, Source
 from tokensieve.data.vqa_items import VqaData, VqaItem
 from tokensieve.errors import UserError
 from tokensieve.models.loading.vlm import LoadedVlm
-from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext
+from tokensieve.tasks.base import Encode, Prediction, Record, SampleScores, Task, TaskContext
 from tokensieve.tasks.vqa.answering import BARE, SHORT, answer, ask, prefill
 from tokensieve.tasks.vqa.choices import Choices
 from tokensieve.tasks.vqa.scores import OpenAnswers
@@ -71,16 +71,32 @@ class VqaTask(Task):
         return answer(model, self.processor, inputs, self.context.args.max_new_tokens)
 
     def batch(self, split: str, images: Any, targets: list[Reference], encoders: Sequence[Encode]) -> list[Record]:
-        return [self.scoring.record(encode(images), targets) for encode in encoders]
+        keeps = self.context.saves_predictions
+        made = []
+        for answers in (encode(images) for encode in encoders):
+            made.append(Answered(self.scoring.record(answers, targets), *((answers, targets) if keeps else ([], []))))
+        return made
 
     def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
-        return self.scoring.sample_scores(records["test"])
+        return self.scoring.sample_scores(_scored(records))
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, float]:
-        return self.scoring.metrics(records["test"])
+        return self.scoring.metrics(_scored(records))
 
     def counts(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        return self.scoring.counts(records["test"])
+        return self.scoring.counts(_scored(records))
+
+    def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
+        """`answer` is what the model wrote, `prediction` what it is taken for, `label` what people answered."""
+        batches: list[Answered] = records["test"]
+        pairs = [pair for batch in batches for pair in zip(batch.answers, batch.references, strict=True)]
+        made: list[Prediction] = []
+        for sample, (said, reference) in zip(samples["test"].tolist(), pairs, strict=True):
+            taken_for, score = self.scoring.judge(said, reference)
+            about = {"id": reference.id, "image": reference.file, "kind": reference.kind, "question": reference.question}
+            outcome = {"label": reference.answers, "answer": said, "prediction": taken_for, "score": score}
+            made.append({"sample": sample, **about, **outcome})
+        return made
 
     def tokens(self, inputs: Any) -> int | None:
         """The places that the image has in the prompt."""
@@ -92,6 +108,19 @@ class VqaTask(Task):
         inner: Any = getattr(self.context.loaded.model, "model", self.context.loaded.model)
         found: nn.Module | None = getattr(inner, "language_model", None)
         return found
+
+
+class Answered(NamedTuple):
+    """What is kept of a batch: the record of the scoring; with --save_predictions also the answers and what they are held
+    against."""
+
+    scored: Record
+    answers: list[str]
+    references: list[Reference]
+
+
+def _scored(records: dict[str, list[Record]]) -> list[Record]:
+    return [batch.scored for batch in records["test"]]
 
 
 def _scoring(name: str, dataset: str, circular: bool) -> Scoring:

@@ -58,6 +58,10 @@ class YesNo(Scoring):
             [reference.file for reference in references],
         )
 
+    def judge(self, answer: str, reference: Reference) -> tuple[str, float]:
+        said = "yes" if says_yes(answer) else "no"
+        return said, float(said == reference.answers[0])
+
     def metrics(self, records: Sequence[Decided]) -> dict[str, float]:
         yes, label, images = _tensors(records)
         rows = rows_by_kind([kind for batch in records for kind in batch.kinds])

@@ -18,6 +18,7 @@ TASKS.add(
         dataset=embedded.DATASET,
         metrics=METRICS,
         main_metrics=("acc1", "mean_average_precision"),
+        shown_metrics=("acc5",),
         percent=METRICS,
         flags=(
             Flag("save_clf", "save the classifier that the text tower makes", options={"metavar": "FILE"}, group=TEXTS),

@@ -19,7 +19,8 @@ from tqdm import tqdm
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
 from tokensieve.files import check_writable, output_path
-from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, check_finite
+from tokensieve.tasks.base import Encode, Prediction, Record, SampleScores, Task, TaskContext, check_finite
+from tokensieve.tasks.labels import label_predictions, top_shares
 from tokensieve.tasks.statistics import accuracies, bootstrap_stderr, mean_average_precision
 from tokensieve.tasks.zeroshot_classification.classifier import load_classifiers, save_classifier, zero_shot_classifier
 
@@ -82,6 +83,15 @@ class ClassificationTask(Task):
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, float]:
         return metrics(records["test"])
 
+    def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
+        return label_predictions(
+            torch.cat([part.nearest for part in records["test"]]),
+            torch.cat([part.shares for part in records["test"]]),
+            torch.cat([part.targets for part in records["test"]]),
+            samples["test"],
+            self.source.classes,
+        )
+
     def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores | None:
         hits = [part.hits[:, 0] for part in records["test"] if part.hits is not None]
         if not hits:  # several labels an image: average precision is of a class, not of an image
@@ -95,6 +105,8 @@ class Scored(NamedTuple):
 
     targets: Tensor  # (B,) or (B,C)
     classes: int
+    nearest: Tensor  # (B,k) the nearest classes
+    shares: Tensor  # (B,k) their softmax
     best: Tensor | None = None  # (B,) the nearest class
     hits: Tensor | None = None  # (B,k) is the j-th nearest class the right one
     logits: Tensor | None = None  # (B,C), several labels an image only
@@ -107,12 +119,12 @@ def record(logits: Tensor, targets: Tensor) -> Scored:
     if targets.dim() == 2:
         if targets.shape[1] != classes:
             raise UserError(f"{targets.shape[1]} labels an image, but {classes} class names.")
-        return Scored(targets, classes, logits=logits)
+        return Scored(targets, classes, *top_shares(logits), logits=logits)
     wrong = targets[(targets < 0) | (targets >= classes)]
     if len(wrong):
         raise UserError(f"a label is {int(wrong[0])}, but there are {classes} class names: 0 to {classes - 1}.")
-    nearest = logits.topk(min(5, classes), dim=1).indices  # (B,k)
-    return Scored(targets, classes, logits.argmax(dim=1), nearest == targets[:, None])
+    nearest, shares = top_shares(logits)
+    return Scored(targets, classes, nearest, shares, logits.argmax(dim=1), nearest == targets[:, None])
 
 
 def metrics(records: Sequence[Scored]) -> dict[str, float]:

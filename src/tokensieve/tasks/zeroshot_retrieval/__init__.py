@@ -15,6 +15,7 @@ TASKS.add(
         dataset="embedded-captions",
         metrics=tuple(f"{side}_retrieval_recall@{k}" for k in (1, 5, 10) for side in ("image", "text")),
         main_metrics=("image_retrieval_recall@*", "text_retrieval_recall@*"),
+        shown_metrics=("*_retrieval_recall@*",),
         percent=("image_retrieval_recall@*", "text_retrieval_recall@*"),
         flags=(
             Flag(

@@ -7,7 +7,7 @@ the number of images and captions, not with their product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -16,12 +16,13 @@ from torch import Tensor
 
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
-from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, once_per_plan
+from tokensieve.tasks.base import Encode, Prediction, Record, SampleScores, Task, TaskContext, once_per_plan
 from tokensieve.tasks.statistics import grouped_stderr
 from tokensieve.tasks.text_matching import images_to_unit, one_image_each, texts_to_unit
 
 NAME = "zeroshot_retrieval"
 _SCORES = 2**24  # how many scores are held at once
+MATCHES = 5  # best matches that a prediction names
 
 
 class Features(NamedTuple):
@@ -30,6 +31,7 @@ class Features(NamedTuple):
     images: Tensor
     texts: Tensor
     counts: list[int]
+    captions: list[str]  # with --save_predictions
 
 
 class RetrievalTask(Task):
@@ -53,9 +55,10 @@ class RetrievalTask(Task):
 
     def batch(self, split: str, images: Tensor, targets: list[list[str]], encoders: Sequence[Encode]) -> list[Record]:
         images = one_image_each(images, NAME)
-        texts = texts_to_unit(self.context, list(chain.from_iterable(targets)))
+        captions = list(chain.from_iterable(targets))
+        texts, named = texts_to_unit(self.context, captions), captions if self.context.saves_predictions else []
         counts = [len(captions) for captions in targets]
-        return [Features(images_to_unit(self.context, encode, images), texts, counts) for encode in encoders]
+        return [Features(images_to_unit(self.context, encode, images), texts, counts, named) for encode in encoders]
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
         return recalls(self._hits(records))
@@ -65,6 +68,29 @@ class RetrievalTask(Task):
         hits = self._hits(records)
         return SampleScores(hits.of_text[self.ks[0]].double(), hits.owner)
 
+    def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
+        """A line for every caption (`of` is "caption"), whose prediction is the nearest image, then one for every image."""
+        found: list[Features] = records["test"]
+        images, texts = (torch.cat(parts) for parts in zip(*((batch.images, batch.texts) for batch in found), strict=True))
+        captions = [text for batch in found for text in batch.captions]
+        owner = self._hits(records).owner
+        numbers = samples["test"].tolist()
+        made: list[Prediction] = []
+        for text, image, (best, scores) in zip(captions, owner.tolist(), _best_matches(texts, images), strict=True):
+            matches = [[numbers[other], score] for other, score in zip(best, scores, strict=True)]
+            right = best[0] == image
+            made.append({"of": "caption", "sample": numbers[image], "caption": text, "label": numbers[image]})
+            made[-1] |= {"prediction": matches[0][0], "score": scores[0], "correct": right, "matches": matches}
+        own: list[list[str]] = [[] for _ in numbers]
+        for text, image in zip(captions, owner.tolist(), strict=True):
+            own[image].append(text)
+        for image, (best, scores) in enumerate(_best_matches(images, texts)):
+            matches = [[captions[other], score] for other, score in zip(best, scores, strict=True)]
+            right = int(owner[best[0]]) == image
+            made.append({"of": "image", "sample": numbers[image], "label": own[image], "prediction": matches[0][0]})
+            made[-1] |= {"score": scores[0], "correct": right, "matches": matches}
+        return made
+
     @once_per_plan
     def _hits(self, records: dict[str, list[Record]]) -> Hits:
         found: list[Features] = records["test"]
@@ -72,6 +98,13 @@ class RetrievalTask(Task):
         texts = torch.cat([batch.texts for batch in found])
         counts = torch.tensor([count for batch in found for count in batch.counts])
         return find_hits(images, texts, torch.arange(len(images)).repeat_interleave(counts), self.ks)
+
+
+def _best_matches(ours: Tensor, theirs: Tensor) -> Iterator[tuple[list[int], list[float]]]:
+    """For each of ours (n,E) the nearest of theirs (m,E), and their similarities."""
+    for part in ours.split(max(1, _SCORES // len(theirs))):
+        best = (part @ theirs.T).topk(min(MATCHES, len(theirs)), dim=1)
+        yield from zip(best.indices.tolist(), best.values.tolist(), strict=True)
 
 
 class Hits(NamedTuple):
