@@ -30,6 +30,7 @@ MODEL_TYPES.add(
         check="tokensieve.reid.loading:check_model",
         load="tokensieve.reid.loading:load",
         tune="tokensieve.reid.tuning:ObjectFeatures",
+        demo="tokensieve.reid.demo:People",
         default_model=embedded.REID,
         is_model_name="tokensieve.reid.loading:is_model_name",
     ),
