@@ -14,7 +14,7 @@ from tokensieve.methods.registry import Method, list_methods
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan, Step
 
-FORMS = ("{name}", "{name}:25%", "{name}(scale=0.75)", "{name}@llm.2:50%")  # of a plan of one method, the first that fits
+FORMS = ("{name}", "{name}:25%", "{name}@out", "{name}(scale=0.75)", "{name}@llm.2:50%")  # of a plan of one method, the first that fits
 
 
 def fitting_methods(model: nn.Module, weights: Weights) -> list[dict[str, str]]:

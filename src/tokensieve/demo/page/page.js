@@ -57,17 +57,23 @@ function makeCards(plans) {
     const card = new PlanCard("AB"[number], setup, changed, () => removePlan(number));
     card.text.value = text;
     card.find(".remove").hidden = plans.length < 2;
+    card.alone = plans.length < 2;
     return card;
   });
-  const add = element("button", { type: "button", className: "add", id: "add-plan", textContent: "Compare with a second plan" });
-  add.addEventListener("click", () => {
-    makeCards([...state.plans, state.plans[0].startsWith("random") ? setup.plan : "random" + (state.plans[0].match(/@[^(+]*/)?.[0] ?? ":25%")]);
-    cards[1].text.focus();
-    changed();
-  });
+  const add = cards[0].find(".add");
+  add.hidden = plans.length === 2;
+  add.addEventListener("click", addPlan);
   const plansRoot = find("plans");
-  plansRoot.replaceChildren(...cards.map((card) => card.root), add);
+  plansRoot.replaceChildren(...cards.map((card) => card.root));
   plansRoot.classList.toggle("two", plans.length === 2);
+}
+
+// The second plan is the same place and budget, chosen at random: the control that a method should beat.
+function addPlan() {
+  const [first] = state.plans, where = first.match(/^[a-z0-9_]+(@[^(+]*)/)?.[1] ?? ":25%";
+  makeCards([first, first.startsWith("random") ? setup.plan : `random${where}`]);
+  cards[1].text.focus();
+  changed();
 }
 
 function removePlan(number) {

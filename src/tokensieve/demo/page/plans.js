@@ -3,7 +3,7 @@
 import * as drawing from "./drawing.js";
 import { element } from "./state.js";
 
-const UNITS = { share: (n) => `${n}% of the tokens`, keep: (n) => `${n} tokens`, remove: (n) => `${n} fewer at each cut`, scale: (n) => `${n}% of each side` };
+const UNITS = { share: (n) => `${n}%`, keep: (n) => `${n} tokens`, remove: (n) => `−${n} a cut`, scale: (n) => `${n}%` };
 
 export class PlanCard {
   // change(text, settled): the text was changed, by the user.
@@ -218,7 +218,8 @@ export class PlanCard {
     this.showStrip();
     const number = this.cutNumber, [, first] = this.bands[0], stage = first.stages[number];
     this.find(".cut").textContent = stage ? `${stage.where}: ${stage.tokens_in} → ${stage.tokens_out} tokens` : first.tokens;
-    const kinds = !stage ? ["image"] : ["kept", ...(stage.scores ? ["scores"] : []), ...(stage.shares ? ["shares"] : [])];
+    const withImage = this.alone && this.bands.length === 1;
+    const kinds = !stage ? ["image"] : [...(withImage ? ["image"] : []), "kept", ...(stage.scores ? ["scores"] : []), ...(stage.shares ? ["shares"] : [])];
     const layout = JSON.stringify([kinds, this.bands.map(([slot]) => slot)]);
     const views = this.find(".views");
     if (layout !== this.layout) {
@@ -261,7 +262,7 @@ export class PlanCard {
   }
 
   figure(kind, slot) {
-    const titles = { image: "all patches", kept: "kept patches", scores: "scores", shares: "weights, %" };
+    const titles = { image: "image", kept: "kept patches", scores: "scores", shares: "weights, %" };
     const canvas = element("canvas", { tabIndex: 0 });
     const name = this.bands.length > 1 ? `${slot}, ${titles[kind]}` : titles[kind];
     canvas.setAttribute("role", "img");
