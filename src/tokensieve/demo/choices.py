@@ -1,4 +1,4 @@
-"""What can be chosen on the page: the methods that fit a model, the places of its tower and decoder, and a plan in its parts."""
+"""What can be chosen on the page: the methods that fit a model, the places of its layers, and the parts of a plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tokensieve.methods.registry import Method, list_methods
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan, Step
 
-FORMS = ("{name}", "{name}:25%", "{name}@out", "{name}(scale=0.75)", "{name}@llm.2:50%")  # of a plan of one method, the first that fits
+FORMS = ("{name}", "{name}:25%", "{name}(scale=0.75)", "{name}@llm.2:50%")  # of a plan of one method, the first that fits
+TRAINED_FORMS = ("{name}", "{name}@out")  # of one with a trained part, which knows how many tokens to keep
 
 
 def fitting_methods(model: nn.Module, weights: Weights) -> list[dict[str, str]]:
@@ -29,7 +30,7 @@ def fitting_methods(model: nn.Module, weights: Weights) -> list[dict[str, str]]:
 
 
 def _fitting_plan(model: nn.Module, method: Method, weights: Weights) -> str | None:
-    for form in FORMS:
+    for form in FORMS if method.part is None else TRAINED_FORMS:
         plan = form.format(name=method.name)
         try:
             with warnings.catch_warnings():
@@ -62,7 +63,9 @@ def _describe_step(step: Step, depth: tuple[int, int]) -> dict[str, Any]:
         "text": str(step),
         "method": step.method.name,
         "summary": step.method.summary,
-        "options": {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in step.explicit_options},
+        "options": {
+            name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in step.explicit_options
+        },
         "place": None,
         "where": "",
         "cuts": 1,

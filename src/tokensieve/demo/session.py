@@ -46,7 +46,9 @@ class Session:
         """A model by its name."""
         name = self.names.get(model)
         if name is None:
-            raise UserError(f"there is no model {short(model)!r} here: {', '.join(self.names)}.{did_you_mean(model, self.names)}")
+            raise UserError(
+                f"there is no model {short(model)!r} here: {', '.join(self.names)}.{did_you_mean(model, self.names)}"
+            )
         if model not in self._subjects:
             kind = MODEL_TYPES.get_or_fail(name.model_type)
             loaded = loading.load(name.model, name.pretrained, model_type=name.model_type, device=self.device)
@@ -93,7 +95,12 @@ class Session:
         first = next(iter(names.values()))
         if first.startswith(SAMPLE):
             number = first.removeprefix(SAMPLE)
-            if not number.isascii() or not number.isdigit() or int(number) not in subject.samples or {*names.values()} != {first}:
+            if (
+                not number.isascii()
+                or not number.isdigit()
+                or int(number) not in subject.samples
+                or {*names.values()} != {first}
+            ):
                 raise UserError(f"{short(first)} is none of the samples {', '.join(map(str, subject.samples))}")
             return Shown(subject.sample(int(number)), {}, int(number), key)
         found = {slot: self.uploads.get(name) for slot, name in names.items()}
@@ -106,7 +113,9 @@ class Session:
             raise UserError("the page reads no files: paste the plan that is in it")
         return detached_handle(subject.model, Plan.parse(text), subject.weights)
 
-    def run(self, model: str, images: Mapping[str, str], files: Mapping[str, str], prompt: str, plans: Sequence[str]) -> dict[str, Any]:
+    def run(
+        self, model: str, images: Mapping[str, str], files: Mapping[str, str], prompt: str, plans: Sequence[str]
+    ) -> dict[str, Any]:
         """What the model says with all tokens and under each plan, and what each plan did to the images."""
         subject = self.subject(model)
         shown, prompt = self.find_images(subject, images, files), subject.check_prompt(prompt)
@@ -119,7 +128,11 @@ class Session:
                 valid.append(text.strip())
             except UserError as error:
                 found.append({"error": describe_error(error, text)})
-        code = {"command": subject.command(shown, prompt, valid), "python": subject.python(shown, prompt, valid[0])} if valid else None
+        code = (
+            {"command": subject.command(shown, prompt, valid), "python": subject.python(shown, prompt, valid[0])}
+            if valid
+            else None
+        )
         return {"full": full, "plans": found, "code": code, "title": subject.title(shown)}
 
     def _under(self, subject: Subject, shown: Shown, prompt: str, handle: Handle) -> dict[str, Any]:
@@ -188,7 +201,9 @@ class Session:
             "warning": machine["warning"],
         }
 
-    def picture(self, model: str, images: Mapping[str, str], files: Mapping[str, str], prompt: str, plans: Sequence[str]) -> bytes:
+    def picture(
+        self, model: str, images: Mapping[str, str], files: Mapping[str, str], prompt: str, plans: Sequence[str]
+    ) -> bytes:
         """The picture that `show` draws, as a PNG."""
         subject = self.subject(model)
         shown, prompt = self.find_images(subject, images, files), subject.check_prompt(prompt)

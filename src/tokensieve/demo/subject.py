@@ -1,6 +1,7 @@
 """What the page does with the models of one type: their samples, what they say about an image, how they are called elsewhere.
 
-A model type names its Subject (`ModelType.demo`). A Subject runs in one thread: the model is one, and plans are put on it in turn.
+A model type names its Subject (`ModelType.demo`). A Subject runs in one thread: plans are put on one model
+in turn.
 """
 
 from __future__ import annotations
@@ -184,7 +185,11 @@ def find_models(args: argparse.Namespace) -> list[ModelName]:
             ModelName(embedded.REID, "", "reid"),
         ]
     model_type = args.model_type or next(
-        (kind.name for kind in MODEL_TYPES.values() if kind.is_model_name and args.model and resolve(kind.is_model_name)(args.model)),
+        (
+            kind.name
+            for kind in MODEL_TYPES.values()
+            if kind.is_model_name and args.model and resolve(kind.is_model_name)(args.model)
+        ),
         "open_clip",
     )
     models, weights = ([value] if value is not None else None for value in (args.model, args.pretrained))

@@ -31,6 +31,7 @@ HEAD = (
     ("at 2x", "score at twice the measured speed, between measured points; empty where that was not reached"),
 )
 
+
 def build(rows: Sequence[Row], heading: str = "Leaderboard of token reduction") -> str:
     """The page of these rows."""
     found = curves.boards(rows)
@@ -53,9 +54,7 @@ def _summary(rows: Sequence[Row]) -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     points, resized, times = curves.curves(rows), curves.resize_curve(rows), scale(rows[0])
-    head = "".join(
-        f"<th scope='col' title='{escape(about, quote=True)}'>{escape(name)}</th>" for name, about in HEAD
-    )
+    head = "".join(f"<th scope='col' title='{escape(about, quote=True)}'>{escape(name)}</th>" for name, about in HEAD)
     order = sorted(rows, key=lambda row: (row["method"], row["placement"], -(row["budget"] or 2.0)))
     lines = []
     for row in order:
@@ -81,7 +80,9 @@ def _table(rows: Sequence[Row]) -> str:
         ]
         drawn = "".join(f"<td data-value='{escape(str(value), quote=True)}'>{text}</td>" for value, text in cells)
         lines.append(f"<tr>{drawn}</tr>")
-    return f"<div class='wide'><table class='sortable'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    return (
+        f"<div class='wide'><table class='sortable'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
 
 
 def _plot(rows: Sequence[Row]) -> str:

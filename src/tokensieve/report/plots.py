@@ -75,7 +75,9 @@ def plot(points: Sequence[Point], across: str, up: str, title: str) -> str:
             cls = f"error k-{escape(point.kind)}"
             parts.append(_line(cls, x, ends[0], x, ends[1]) + "".join(_line(cls, x - 3, end, x + 3, end) for end in ends))
     for point, (x, y) in zip(points, spots, strict=True):
-        parts.append(f'<g class="point" tabindex="0" role="img">{_mark(point.kind, x, y)}<title>{escape(point.tooltip)}</title></g>')
+        parts.append(
+            f'<g class="point" tabindex="0" role="img">{_mark(point.kind, x, y)}<title>{escape(point.tooltip)}</title></g>'
+        )
     for point, (x, y) in zip(points, _labels([point.label for point in points], spots), strict=True):
         parts.append(f'<text class="label" x="{x:.1f}" y="{y:.1f}">{escape(point.label)}</text>')
     return "".join([*parts, "</svg>"])

@@ -80,5 +80,6 @@ def _all_metrics(rows: Sequence[Result]) -> str:
         + "</tr>"
         for number, row in enumerate(rows, start=1)
     )
-    table = f"<table class='sortable'><thead><tr><th scope='col'>#</th><th scope='col'>plan</th>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    head = f"<tr><th scope='col'>#</th><th scope='col'>plan</th>{head}</tr>"
+    table = f"<table class='sortable'><thead>{head}</thead><tbody>{lines}</tbody></table>"
     return f"<details><summary>all metrics</summary><div class='wide'>{table}</div></details>"
