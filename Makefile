@@ -4,6 +4,7 @@ TRIES ?= 5000
 BIN := $(VENV)/bin
 
 .PHONY: help eval test quick attack audit lint install
+.PHONY: test-page
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -17,6 +18,10 @@ test: $(VENV)/.installed-dev lint ## Run lint and all tests, and list the slowes
 
 quick: $(VENV)/.installed-dev ## Run the tests that are not marked slow
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-page: $(VENV)/.installed-dev ## Drive the page of `tokensieve demo` in a browser (installs Debian's chromium and Playwright)
+	$(BIN)/python -m tests.browser.install
+	TOKENSIEVE_PAGE_TESTS=1 $(BIN)/python -m pytest -n 0 --durations=5 tests/browser
 
 attack: $(VENV)/.installed-dev ## Run hostile tries, TRIES of each class (SEED=... repeats a run), and count the failures
 	$(BIN)/python -m tests.hostile --tries $(TRIES) $(if $(SEED),--seed $(SEED))

@@ -19,18 +19,19 @@ class PlanError(UserError):
         reason: the problem, and what was probably meant.
         text: the plan.
         position: the index of the character in `text` where reading stopped.
+        meant: the plan that was probably meant; "": unknown.
     """
 
-    def __init__(self, reason: str, text: str, position: int) -> None:
-        self.reason, self.text, self.position = reason, printable(text), position
+    def __init__(self, reason: str, text: str, position: int, meant: str = "") -> None:
+        self.reason, self.text, self.position, self.meant = reason, printable(text), position, meant
         start = max(0, min(position - WINDOW // 2, len(text) - WINDOW))
         before, after = "..." if start else "", "..." if start + WINDOW < len(text) else ""
         shown = f"{before}{self.text[start : start + WINDOW]}{after}"
         caret = " " * (len(before) + position - start) + "^"
         super().__init__(f"{reason}\n  {shown}\n  {caret}" if text else reason)
 
-    def __reduce__(self) -> tuple[type[PlanError], tuple[str, str, int]]:
-        return PlanError, (self.reason, self.text, self.position)
+    def __reduce__(self) -> tuple[type[PlanError], tuple[str, str, int, str]]:
+        return PlanError, (self.reason, self.text, self.position, self.meant)
 
 
 class PlanWarning(UserWarning):

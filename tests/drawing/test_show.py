@@ -153,7 +153,7 @@ def test_fused_rest_is_one_group(tiny: tuple[Any, Any, torch.Tensor]) -> None:
 def test_pooled_cells_are_groups(tiny: tuple[Any, Any, torch.Tensor]) -> None:
     (stage,) = stages.stages(run_plan(tiny, "pool@2:6"))
     assert stage.joint.all() and np.bincount(stage.groups).tolist() == [4] * 6
-    colours = panels._tints(stage.groups, stage.joint, (6, 4)).reshape(6, 4)
+    colours = panels.tints(stage.groups, stage.joint, (6, 4)).reshape(6, 4)
     groups = stage.groups.reshape(6, 4)
     for one, other in (((0, 0), (0, 2)), ((0, 0), (2, 0)), ((0, 0), (2, 2)), ((2, 2), (4, 1))):
         assert groups[one] != groups[other] and colours[one] != colours[other]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import json
 import re
 import shlex
@@ -18,6 +20,7 @@ from tokensieve.cli.parser import parse
 from tokensieve.errors import UserError
 from tokensieve.methods import REGISTRY
 from tokensieve.report import fields, sections
+from tokensieve.report.page import SCRIPT
 
 VOID = {"meta", "img", "br"}
 
@@ -115,7 +118,10 @@ def page_of(*found: dict[str, Any], **options: Any) -> tuple[str, Reader]:
 
 def check_self_contained(page: str, reader: Reader) -> None:
     assert all(address.startswith(("#", "data:image/")) for address in reader.addresses)
-    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(reader.tags)
+    assert not {"link", "iframe", "object", "embed", "base", "form"} & set(reader.tags)
+    assert reader.tags.count("script") == 1 and page.count(f"<script>{SCRIPT}</script>") == 1  # its own, and no other may run
+    mark = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    assert f"script-src 'sha256-{mark}'" in page and "</script" not in SCRIPT.lower()
     assert not reader.handlers
     style = page[page.index("<style>") : page.index("</style>")]
     assert "url(" not in style and "@import" not in style and "@font-face" not in style

@@ -35,12 +35,12 @@ class BrokenImage(ValueError):
     """An image that cannot or must not be decoded."""
 
 
-def open_image(source: str | Path | BinaryIO) -> Image.Image:
+def open_image(source: str | Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The image in RGB; BrokenImage if it is damaged or too large."""
-    return decode(source, _rgb)
+    return decode(source, _rgb, max_pixels)
 
 
-def decode(source: str | Path | BinaryIO, convert: Callable[[Image.Image], T]) -> T:
+def decode(source: str | Path | BinaryIO, convert: Callable[[Image.Image], T], max_pixels: int = MAX_PIXELS) -> T:
     """What `convert` makes of the image as it is stored; BrokenImage if it is damaged or too large.
 
     A file is read before it is decoded. Pillow would map some kinds to memory, which gives other pixels of damaged ones, and
@@ -50,7 +50,7 @@ def decode(source: str | Path | BinaryIO, convert: Callable[[Image.Image], T]) -
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about sizes and palettes: both are handled here
             with open_with_pillow(io.BytesIO(_content(source)), formats=FORMATS) as image:
-                _check(image)
+                _check(image, max_pixels)
                 return convert(image)
     except BrokenImage:
         raise
@@ -73,11 +73,11 @@ def _content(source: str | Path | BinaryIO) -> bytes:
     return content
 
 
-def _check(image: Image.Image) -> None:
+def _check(image: Image.Image, max_pixels: int) -> None:
     """A BrokenImage if there are too many pixels, or too few for its size."""
     width, height = image.size
-    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
-        raise BrokenImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,} or {MAX_SIDE:,} on a side")
+    if width * height > max_pixels or max(width, height) > MAX_SIDE:
+        raise BrokenImage(f"{width} x {height} pixels, more than {max_pixels:,} or {MAX_SIDE:,} on a side")
     if max(width, height) > MAX_RATIO * min(width, height):
         raise BrokenImage(f"{width} x {height} pixels, one side more than {MAX_RATIO} times the other")
     boxes = [tile[1] for tile in getattr(image, "tile", ())]  # what will be decoded; the rest would be black

@@ -50,7 +50,7 @@ def draw_kept(axis: Any, band: Band, stage: Stage) -> None:
     if len(kept):
         _show(axis, band, pixels).set_clip_path(_path(kept), axis.transData)
     if joint.any():
-        colours = _tints(stage.groups, joint, band.grid)
+        colours = tints(stage.groups, joint, band.grid)
         axis.add_collection(PolyCollection(_corners(patches[joint]), facecolors=[to_rgba(c, 0.62) for c in colours[joint]]))
         axis.add_collection(LineCollection(_borders(patches, stage.groups, band.grid), colors="#FFFFFF", linewidths=0.9))
         middles = patches.reshape(-1, 2, 2).mean(axis=1)  # (N, 2)
@@ -172,7 +172,7 @@ def _borders(patches: np.ndarray, groups: np.ndarray, grid: tuple[int, int] | No
     return [*corners[:, 1:][beside][:, [0, 3]], *corners[1:][below][:, [0, 1]]]
 
 
-def _tints(groups: np.ndarray, joint: np.ndarray, grid: tuple[int, int] | None) -> np.ndarray:
+def tints(groups: np.ndarray, joint: np.ndarray, grid: tuple[int, int] | None) -> np.ndarray:
     """(N,) a colour for each patch: groups that touch, even at a corner, get different ones as long as there are enough."""
     assert grid is not None
     group = np.where(joint, groups, -1).reshape(grid)

@@ -9,7 +9,7 @@ from tokensieve.leaderboard import curves
 from tokensieve.leaderboard.markdown import budget_text, number, scale, title
 from tokensieve.leaderboard.rows import Row
 from tokensieve.report import plots
-from tokensieve.report.page import PAGE, STYLE
+from tokensieve.report.page import render_page
 from tokensieve.report.plots import Point
 
 COLOURS = 7  # of methods in a plot; those after them share the last colour
@@ -30,30 +30,6 @@ HEAD = (
     ("samples", ""),
     ("at 2x", "score at twice the measured speed, between measured points; empty where that was not reached"),
 )
-SORT = """
-document.querySelectorAll('table.board').forEach(function(table){
-  table.querySelectorAll('thead th').forEach(function(head,column){
-    head.addEventListener('click',function(){
-      var up=head.getAttribute('aria-sort')!=='descending'&&head.getAttribute('aria-sort')!==null;
-      table.querySelectorAll('thead th').forEach(function(other){other.removeAttribute('aria-sort')});
-      head.setAttribute('aria-sort',up?'descending':'ascending');
-      if(!up&&head.dataset.number){head.setAttribute('aria-sort','descending')}
-      var down=head.getAttribute('aria-sort')==='descending',body=table.tBodies[0],rows=Array.from(body.rows);
-      rows.sort(function(a,b){
-        var x=a.cells[column].dataset.value,y=b.cells[column].dataset.value;
-        if(x===''||y===''){return (x==='')-(y==='')}
-        var by=head.dataset.number?Number(x)-Number(y):x.localeCompare(y);
-        return down?-by:by;
-      });
-      rows.forEach(function(row){body.appendChild(row)});
-    });
-  });
-});
-"""
-MORE_STYLE = (
-    "table.board thead th{cursor:pointer}thead th[aria-sort=ascending]::after{content:' \\25B2'}"
-    "thead th[aria-sort=descending]::after{content:' \\25BC'}"
-)
 
 
 def build(rows: Sequence[Row], heading: str = "Leaderboard of token reduction") -> str:
@@ -64,9 +40,7 @@ def build(rows: Sequence[Row], heading: str = "Leaderboard of token reduction") 
     body.append(f"<nav><ul>{''.join(links)}</ul></nav>")
     for n, part in enumerate(found.values(), start=1):
         body.append(f"<section id='b{n}'><h2>{escape(title(part))}</h2>{_plot(part)}{_table(part)}</section>")
-    page = PAGE.format(title=escape(heading), style=STYLE + MORE_STYLE, body="\n".join(body))
-    page = page.replace("style-src 'unsafe-inline'", "style-src 'unsafe-inline'; script-src 'unsafe-inline'")
-    return page.replace("</body>", f"<script>{SORT}</script>\n</body>")
+    return render_page(heading, "\n".join(body))
 
 
 def _summary(rows: Sequence[Row]) -> str:
@@ -80,11 +54,7 @@ def _summary(rows: Sequence[Row]) -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     points, resized, times = curves.curves(rows), curves.resize_curve(rows), scale(rows[0])
-    numeric = [name not in ("method", "placement", "plan") for name, _ in HEAD]
-    head = "".join(
-        f"<th scope='col' title='{escape(about, quote=True)}'{' data-number=1' if is_number else ''}>{escape(name)}</th>"
-        for (name, about), is_number in zip(HEAD, numeric, strict=True)
-    )
+    head = "".join(f"<th scope='col' title='{escape(about, quote=True)}'>{escape(name)}</th>" for name, about in HEAD)
     order = sorted(rows, key=lambda row: (row["method"], row["placement"], -(row["budget"] or 2.0)))
     lines = []
     for row in order:
@@ -110,7 +80,9 @@ def _table(rows: Sequence[Row]) -> str:
         ]
         drawn = "".join(f"<td data-value='{escape(str(value), quote=True)}'>{text}</td>" for value, text in cells)
         lines.append(f"<tr>{drawn}</tr>")
-    return f"<div class='wide'><table class='board'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    return (
+        f"<div class='wide'><table class='sortable'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    )
 
 
 def _plot(rows: Sequence[Row]) -> str:
@@ -135,7 +107,7 @@ def _plot(rows: Sequence[Row]) -> str:
             marks[kind] = "others"
     legend = "".join(f"<span>{plots.legend_mark(kind)} {escape(word)}</span>" for kind, word in marks.items())
     legend += f"<span>{plots.legend_mark('frontier')} best at its cost</span>"
-    return f"<div class='legend'>{legend}</div><figure style='max-width:760px'>{drawn}</figure>"
+    return f"<div class='legend'>{legend}</div><figure class='chart' style='max-width:760px'>{drawn}</figure>"
 
 
 def _kinds(rows: Sequence[Row]) -> dict[str, str]:

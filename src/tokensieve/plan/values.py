@@ -245,7 +245,8 @@ class Plan:
             text = clean(text)
             return cls(_read_plan(text))
         except Unreadable as error:
-            raise PlanError(error.reason + _suggest(text, error), text, error.position) from None
+            meant, hint = _suggest(text, error)
+            raise PlanError(error.reason + hint, text, error.position, meant) from None
 
     @property
     def is_identity(self) -> bool:
@@ -368,12 +369,12 @@ def _read_whole(text: str, what: str, read: Callable[[Reader], T]) -> T:
     return value
 
 
-def _suggest(text: str, error: Unreadable) -> str:
-    """What was probably meant: the plan that the first edit makes of the text that makes a plan of it."""
+def _suggest(text: str, error: Unreadable) -> tuple[str, str]:
+    """What was probably meant ("" if unknown), and the hint about it: the first edit of the text that makes it a plan."""
     for start, end, replacement in error.edits:
         try:
             meant = str(Plan(_read_plan(clean(text[:start] + replacement + text[end:]))))
         except (UserError, Unreadable):
             continue
-        return f". Did you mean {meant!r}?" if len(meant) <= 2 * WINDOW else ""
-    return f".{error.hint}" if error.hint else ""
+        return meant, f". Did you mean {meant!r}?" if len(meant) <= 2 * WINDOW else ""
+    return "", f".{error.hint}" if error.hint else ""

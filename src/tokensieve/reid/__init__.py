@@ -32,6 +32,7 @@ MODEL_TYPES.add(
         bench="tokensieve.reid.bench:bench",
         bench_model=embedded.REID,
         tune="tokensieve.reid.tuning:ObjectFeatures",
+        demo="tokensieve.reid.demo:People",
         default_model=embedded.REID,
         is_model_name="tokensieve.reid.loading:is_model_name",
     ),

@@ -12,7 +12,7 @@ from tokensieve.errors import UserError
 from tokensieve.evaluation import results
 from tokensieve.report.examples import SCENES, render_examples
 from tokensieve.report.fields import Result, mapping_at, split_older
-from tokensieve.report.page import PAGE, STYLE
+from tokensieve.report.page import render_page
 from tokensieve.report.sections import group_sections, render_section
 
 
@@ -42,7 +42,7 @@ def build(found: Sequence[Result], *, title: str | None = None, images: int = 2)
         body.append(render_section(number, name, rows))
     if images:
         body.append(render_examples(shown, images))
-    return PAGE.format(title=escape(heading), style=STYLE, body="\n".join(body))
+    return render_page(heading, "\n".join(body))
 
 
 def _summary(found: Sequence[Result], n_older: int) -> str:

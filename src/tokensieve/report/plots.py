@@ -1,4 +1,5 @@
-"""A Pareto plot as SVG text for a page: no script, no font, and the colours are the page's own, in light and in dark."""
+"""A Pareto plot as SVG text for a page: no font, and the colours are the page's own, in light and in dark. The page's script
+shows the tooltips; without it the browser does."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def plot(points: Sequence[Point], across: str, up: str, title: str) -> str:
         inner = (WIDTH - LEFT - RIGHT), (HEIGHT - TOP - BOTTOM)
         return LEFT + (x - left) / (right - left) * inner[0], TOP + (high - y) / (high - low) * inner[1]
 
-    parts = [f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"><title>{escape(title)}</title>']
+    parts = [f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="group"><title>{escape(title)}</title>']
     for value in ticks(left, right):
         x, _ = place(value, low)
         parts.append(_line("grid", x, TOP, x, HEIGHT - BOTTOM))
@@ -74,7 +75,9 @@ def plot(points: Sequence[Point], across: str, up: str, title: str) -> str:
             cls = f"error k-{escape(point.kind)}"
             parts.append(_line(cls, x, ends[0], x, ends[1]) + "".join(_line(cls, x - 3, end, x + 3, end) for end in ends))
     for point, (x, y) in zip(points, spots, strict=True):
-        parts.append(f"<g>{_mark(point.kind, x, y)}<title>{escape(point.tooltip)}</title></g>")
+        parts.append(
+            f'<g class="point" tabindex="0" role="img">{_mark(point.kind, x, y)}<title>{escape(point.tooltip)}</title></g>'
+        )
     for point, (x, y) in zip(points, _labels([point.label for point in points], spots), strict=True):
         parts.append(f'<text class="label" x="{x:.1f}" y="{y:.1f}">{escape(point.label)}</text>')
     return "".join([*parts, "</svg>"])

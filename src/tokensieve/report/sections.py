@@ -135,7 +135,7 @@ def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
             caption = (
                 f"<figcaption class='soft'>{left_out} without such a measurement left out</figcaption>" if left_out else ""
             )
-            figures.append(f"<figure>{drawn}{caption}</figure>")
+            figures.append(f"<figure class='chart'>{drawn}{caption}</figure>")
         else:
             figures.append(
                 f"<p class='soft'>No plot over {escape(across.split(',')[0])}: it was not measured in these runs.</p>"

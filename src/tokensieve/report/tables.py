@@ -57,7 +57,7 @@ def render_table(rows: Sequence[Result], metric: str | None) -> str:
         )
         lines.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    table = f"<table class='sortable'><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return f"<div class='wide'>{table}</div>{_all_metrics(rows)}"
 
 
@@ -80,5 +80,6 @@ def _all_metrics(rows: Sequence[Result]) -> str:
         + "</tr>"
         for number, row in enumerate(rows, start=1)
     )
-    table = f"<table><thead><tr><th>#</th><th>plan</th>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    head = f"<tr><th scope='col'>#</th><th scope='col'>plan</th>{head}</tr>"
+    table = f"<table class='sortable'><thead>{head}</thead><tbody>{lines}</tbody></table>"
     return f"<details><summary>all metrics</summary><div class='wide'>{table}</div></details>"

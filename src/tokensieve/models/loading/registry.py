@@ -21,6 +21,7 @@ class ModelType:
     bench: str = "tokensieve.measuring.vision:bench"  # (arguments of `bench`) -> rows (None: it tells none): measures plans
     bench_model: str = ""  # measured where --model is not given
     tune: str = "tokensieve.tuning.features:ImageFeatures"  # a Subject: how `tune` compares a plan with the full model
+    demo: str = "tokensieve.demo.matching:Matching"  # a Subject: what the page of `demo` does with its models
     takes_questions: bool = False  # its models answer questions about images: `tune --questions`
     default_model: str | None = None  # used where --model is not given
     default_pretrained: str | None = None  # (model) -> weights used where --pretrained is not given; None: always ""
@@ -94,6 +95,7 @@ MODEL_TYPES.add(
         outline=f"{LOADING}.outline:of_vlm",
         bench="tokensieve.measuring.vlm:bench",
         tune="tokensieve.tuning.answers:NextTokens",
+        demo="tokensieve.demo.answers:Answers",
         takes_questions=True,
         bench_model=embedded.LLAVA,
         default_model=embedded.LLAVA,
