@@ -709,7 +709,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def main() -> None:
-    names = ("results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard")
+    names = ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard", "tasks/clip", "tasks/vlm", "tasks/reid")
     for path in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in names)):
         text = path.read_text(encoding="utf-8")
         pattern = r"<!-- table:(\w+) -->\n.*?<!-- /table -->"
