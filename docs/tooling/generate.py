@@ -1,11 +1,12 @@
 """Writes the pages of docs/ that are generated: the command line from its parsers, the methods from their registry.
 
-python docs/tooling/generate.py
+python docs/tooling/generate.py [FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,10 +75,10 @@ def _cell(text: str) -> str:
 PAGES = {"command-line.md": command_line, "methods.md": lambda: methods.markdown() + "\n"}
 
 
-def main() -> None:
+def main(folder: Path) -> None:
     for name, write in PAGES.items():
-        (DOCS / name).write_text(write(), encoding="utf-8")
+        (folder / name).write_text(write(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)

@@ -39,7 +39,7 @@ def main() -> None:
             axis.set_xlabel(band.tokens.removeprefix("all "), fontsize=9)
         legend(figure, bands, loc="outside lower center", ncols=5)
         with Image.open(BytesIO(figure.png())) as drawn:
-            drawn.convert("RGB").quantize(128).save(ASSETS / f"{name}.png", optimize=True)
+            drawn.convert("RGB").quantize(256, kmeans=1).save(ASSETS / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":
