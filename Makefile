@@ -3,8 +3,7 @@ PYTHON ?= python3
 TRIES ?= 5000
 BIN := $(VENV)/bin
 
-.PHONY: help eval test quick attack audit lint install
-.PHONY: test-page
+.PHONY: help eval test test-page quick docs attack audit lint install
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,6 +22,11 @@ test-page: $(VENV)/.installed-dev ## Drive the page of `tokensieve demo` in a br
 	$(BIN)/python -m tests.browser.install
 	TOKENSIEVE_PAGE_TESTS=1 $(BIN)/python -m pytest -n 0 --durations=5 tests/browser
 
+docs: $(VENV)/.installed-docs ## Build the documentation site into build/site, offline and with strict links
+	$(BIN)/python docs/tooling/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
 attack: $(VENV)/.installed-dev ## Run hostile tries, TRIES of each class (SEED=... repeats a run), and count the failures
 	$(BIN)/python -m tests.hostile --tries $(TRIES) $(if $(SEED),--seed $(SEED))
 
@@ -31,8 +35,8 @@ audit: $(VENV)/.installed-dev ## Compare the installed versions with the public 
 	$(BIN)/python -m pip_audit --strict --skip-editable
 
 lint: $(VENV)/.installed-dev ## Run ruff (check and format) and mypy
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks docs
+	$(BIN)/ruff format --check src tests benchmarks docs
 	$(BIN)/mypy
 
 install: $(VENV)/.installed ## Install tokensieve into the virtual environment
@@ -49,4 +53,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@echo "Installing tokensieve with torch, open_clip and the test tools into $(VENV) (a few minutes, several GB)"
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	@echo "Installing tokensieve with the documentation tools into $(VENV)"
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	touch $@ $(VENV)/.installed

@@ -708,13 +708,39 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 
+CHINESE = {  # what the tables of the Chinese pages say, by what those of the English ones say
+    "model, data, score": "模型、数据、指标",
+    "CLIP ViT-B/16, 286 photos, top-1": "CLIP ViT-B/16，286 张照片，top-1",
+    "embedded CLIP, 2,000 images, top-1": "内置 CLIP，2,000 张图片，top-1",
+    "embedded LLaVA, 600 questions, accuracy": "内置 LLaVA，600 个问题，准确率",
+    "embedded re-identification, mAP": "内置重识别模型，mAP",
+    "| plan |": "| 方案 |",
+    "score, %": "得分，%",
+    "lost, points": "损失，百分点",
+    "speed-up": "加速比",
+}
+PAGES = (
+    *("README.md", "README.zh-CN.md"),
+    *(f"docs/{name}.md" for name in ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard")),
+    *(f"docs/tasks/{name}.md" for name in ("clip", "vlm", "reid")),
+)
+
+
+def write_table(name: str, page: str) -> str:
+    """A table with its markers, in the language of the page."""
+    text = TABLES[name]()
+    if page == "README.zh-CN.md":
+        for english, chinese in CHINESE.items():
+            text = text.replace(english, chinese)
+    return f"<!-- table:{name} -->\n{text}\n<!-- /table -->"
+
+
 def main() -> None:
-    names = ("results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard")
-    for path in (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in names)):
-        text = path.read_text(encoding="utf-8")
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
         pattern = r"<!-- table:(\w+) -->\n.*?<!-- /table -->"
-        text = re.sub(pattern, lambda m: f"<!-- table:{m[1]} -->\n{TABLES[m[1]]()}\n<!-- /table -->", text, flags=re.S)
-        path.write_text(text, encoding="utf-8")
+        text = re.sub(pattern, lambda m, page=page: write_table(m[1], page), text, flags=re.S)
+        (ROOT / page).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

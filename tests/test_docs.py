@@ -22,7 +22,8 @@ from tokensieve.plan.mixes import MIXES
 from tokensieve.testing import check_method
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
-PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")}
+OUTSIDE = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "benchmarks/README.md")
+PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in OUTSIDE}
 COMMENTED = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("configs/**/*.y*ml")}
 README, PLUGINS = PAGES["README.md"], PAGES["docs/plugins.md"]
 SOURCE = ROOT / "src" / "tokensieve"
@@ -71,14 +72,14 @@ def test_commands_are_understood(line):
 
 
 def test_plans_parse():
-    (shown,) = [block for block in blocks(README) if block.startswith("2x ")]
+    (shown,) = [block for block in blocks(PAGES["docs/plans.md"]) if block.startswith("2x ")]
     for line in shown.splitlines():
         text = re.split(r"\s{2,}", line)[0]
         if not text.startswith("@"):  # a file
             assert str(Plan.parse(text)) == MIXES.get(text, text)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/add-a-method.md"])
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md", "docs/add-a-method.md"])
 def test_the_example_method_conforms(page):
     try:
         exec(example(page, "def loudest"), {"__name__": "example"})
@@ -98,6 +99,28 @@ def test_the_five_lines(tiny_clip):
         {"layer": "image", "tokens_in": 24, "tokens_out": 12},
         {"layer": "2", "tokens_in": 12, "tokens_out": 6},
     ]
+
+
+def test_the_lines_of_the_start_page():
+    names = {}
+    exec(example("docs/start.md", "EmbeddedScenes"), names)
+    assert [vars(row) for row in names["sieve"].ledger] == [{"layer": "4", "tokens_in": 196, "tokens_out": 32}]
+    assert torch.cosine_similarity(names["full"], names["fast"]).min() > 0.98
+
+
+def test_the_service_answers_from_several_threads():
+    names = {}
+    exec(example("docs/tasks/serve.md", "threading"), names)
+    with names["handle"]:
+        for request in names["requests"]:
+            assert names["answer"](request).shape == (2, 128)
+
+
+def test_the_example_of_re_identification_runs():
+    names = {}
+    exec(example("docs/tasks/reid.md", "tokensieve.reid"), names)
+    assert [row.tokens_out for row in names["sieve"].ledger] == [26]
+    assert len(names["feature"]) == 1
 
 
 def test_the_call_with_sample_indices(tiny_clip):
@@ -231,15 +254,8 @@ def test_every_page_is_linked():
         ((ROOT / page).parent / link.partition("#")[0]).resolve() for page, text in PAGES.items() for link in _links(text)
     }
     for page in PAGES:
-        assert page == "README.md" or Path(ROOT / page).resolve() in linked, page
+        assert page in ("README.md", "docs/index.md") or Path(ROOT / page).resolve() in linked, page
 
 
 def _links(text):
     return re.findall(r"\]\(([^)\s]+)\)", text)
-
-
-def test_the_page_of_methods_is_that_of_the_registry() -> None:
-    from tokensieve.cli.methods import markdown
-
-    written = (ROOT / "docs" / "methods.md").read_text()
-    assert written == markdown() + "\n", "run: tokensieve methods --markdown > docs/methods.md"
