@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("evaluation and pictures", ("evaluation", "drawing")),
     (
         "configurations, trainings, reports",
-        ("config", "training", "search", "tuning", "report", "leaderboard", "embedded.recipes"),
+        ("config", "training", "search", "tuning", "report", "leaderboard", "exporting", "harnesses", "embedded.recipes"),
     ),
     ("re-identification", ("reid",)),
     ("command line", ("cli", "__main__", "train", "train_net", "=")),

@@ -35,6 +35,7 @@ Linkage = Literal["average", "single", "complete"]
     norm=0.0,
     budget=lambda options: "70%",
     where=inside_quarters,
+    no_graph="it clusters with SciPy, outside of the graph",
 )
 @full_precision
 def atc(view: View, keep: int, *, linkage: Linkage = "average") -> Reduction:
