@@ -198,11 +198,12 @@ def gather_tokens(x: Tensor, index: Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor | None]:
     """softmax(q k^T * scale + bias) v by the fused kernel, and the log-sum-exp of its rows if the kernel returns it.
 
-    q, k, v: (B, H, T, d); bias: (B, 1, 1, T) or None.
+    q, k, v: (B, H, T, d); bias: (B, 1, 1, T) or None. An exported graph is for any device and engine, so it has no such kernel.
     """
     if bias is not None:
         bias = bias.to(q.dtype)
-    if q.device.type == "cpu" and not (bias is not None and bias.requires_grad):  # that kernel has no gradient for a bias
+    has_kernel = q.device.type == "cpu" and not torch.compiler.is_exporting()
+    if has_kernel and not (bias is not None and bias.requires_grad):  # that kernel has no gradient for a bias
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
         return out, lse.float()
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale), None
@@ -235,6 +236,14 @@ def top(scores: Tensor, count: int) -> Tensor:
     """Indices of the largest scores of each image, in raster order; of equal scores the first wins. (B, N) -> (B, count)."""
     order = scores.float().sort(dim=-1, descending=True, stable=True).indices
     return order[:, :count].sort(dim=-1).values
+
+
+def positions(mask: Tensor, count: int) -> Tensor:
+    """Where the mask (B, N) is True, in raster order: (B, count). Each image has `count` such tokens.
+
+    (`nonzero` has a size that depends on values, which no graph can hold.)
+    """
+    return (~mask).to(torch.uint8).sort(dim=1, stable=True).indices[:, :count]
 
 
 def noise(samples: Tensor, n: int, seed: int) -> Tensor:

@@ -34,6 +34,7 @@ NO_CLIP = float("inf")
     selects=False,
     budget=lambda options: "25%",
     where="out",
+    no_onnx="it solves systems of linear equations, for which ONNX has no operator",
 )
 @full_precision
 def apet(view: View, keep: int, *, basis: float = 0.25) -> Reduction:
@@ -68,5 +69,5 @@ def _absorb(x: Tensor, index: Tensor, worst: Tensor, is_basis: Tensor) -> Tensor
     to_worst = join_most_similar(x, worst)  # (B, N), numbers among the worst
     number = torch.searchsorted(index, worst)  # (B, keep - k), where they are among all outputs
     groups = number.gather(1, to_worst)
-    own = torch.searchsorted(index, torch.arange(x.shape[1], device=x.device).expand(len(x), -1).contiguous())
+    own = torch.searchsorted(index, torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1).contiguous())
     return torch.where(is_basis, own, groups)

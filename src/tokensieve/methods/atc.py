@@ -36,6 +36,7 @@ Linkage = Literal["average", "single", "complete"]
     budget=lambda options: "70%",
     where=inside_quarters,
     count=powers_of_share,
+    no_graph="it clusters with SciPy, outside of the graph",
 )
 @full_precision
 def atc(view: View, keep: int, *, linkage: Linkage = "average") -> Reduction:

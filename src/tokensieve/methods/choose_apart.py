@@ -26,7 +26,7 @@ def choose_apart(values: Tensor, first: Tensor, k: int) -> Tensor:
     if not torch.compiler.is_compiling() and values.device.type == "cpu" and 0 < len(values) <= SMALL_BATCH:
         rows = values.detach().numpy()
         return torch.from_numpy(np.stack([_choose(rows[i], int(one), k) for i, one in enumerate(first)]))
-    flat, starts = values.flatten(0, 1), torch.arange(len(values), device=values.device) * values.shape[1]
+    flat, starts = values.flatten(0, 1), torch.arange(values.shape[0], device=values.device) * values.shape[1]
     order, least = [first], flat.index_select(0, first + starts)  # (B, N)
     for _ in range(k - 1):
         chosen = least.argmax(-1)

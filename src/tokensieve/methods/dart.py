@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tokensieve.core import Reduction, View
 from tokensieve.methods.registry import method
-from tokensieve.scoring import full_precision, gather_rows
+from tokensieve.scoring import full_precision, gather_rows, positions
 
 PIVOTS = 4  # of the image, and as many of the text
 
@@ -54,7 +54,7 @@ def dart(view: View, keep: int) -> Reduction:
         similar = (states * pivots[:, number : number + 1]).sum(-1)  # (B, N)
         rank = similar.masked_fill(taken, torch.inf).argsort(dim=1, stable=True).argsort(dim=1)
         taken = taken | (rank < quotas[:, number : number + 1])
-    index = taken.nonzero()[:, 1].view(len(keys), keep)
+    index = positions(taken, keep)
     return Reduction.keep(index, view.n, scores=keys)
 
 
@@ -75,4 +75,5 @@ def _quotas(valid: Tensor, total: int) -> Tensor:
     """How many tokens each pivot (B, P) picks, `total` in all: the first ones one more."""
     number = valid.long().cumsum(1) - 1  # of each among those that are there
     count = valid.sum(1, keepdim=True)
-    return torch.where(valid, total // count + (number < total % count).long(), 0)
+    every = torch.full_like(count, total)
+    return torch.where(valid, every // count + (number < every % count).long(), 0)

@@ -48,7 +48,8 @@ def _from_gram(x: Tensor, k: int, clip: float, first: Tensor | None) -> tuple[Te
     gram = gram * scale[:, :, None] * scale[:, None]  # of the clipped tokens
     square = gram.diagonal(dim1=1, dim2=2).contiguous()  # (B, N), squared norms
     distance = torch.add(square[:, :, None], gram, alpha=-2).add_(square[:, None]).clamp_min_(0)  # (B, N, N), squared
-    distance.diagonal(dim1=1, dim2=2).fill_(-1.0)  # a seed is never taken again, also among equal tokens
+    # a seed is never taken again, also among equal tokens
+    distance = distance.masked_fill_(torch.eye(x.shape[1], dtype=torch.bool, device=x.device), -1.0)
     # (B,); without a given one by the squared distance to the mean, but for a constant
     seed = (square - 2 * gram.mean(2)).argmax(1) if first is None else first
     index = choose_apart(distance, seed, k).sort(dim=1).values  # (B, K)

@@ -36,22 +36,33 @@ def greedy_cover(columns: Callable[[Tensor], Tensor], weights: Tensor, k: int) -
     """
     batch, n = weights.shape
     every = torch.arange(n, device=weights.device).expand(batch, -1)
-    alone = torch.cat([columns(some).clamp_min(0).sum(1) for some in every.split(FIRST, dim=1)], dim=1) * weights  # (B, N)
-    bounds, best = alone.clone(), torch.zeros_like(columns(every[:, :1]))  # (B, N), (B, rows, 1)
+    bounds = torch.zeros_like(weights)  # (B, N), -inf: chosen
+    best = torch.zeros_like(columns(every[:, :1]))  # (B, rows, 1)
+
+    def gains(some: Tensor) -> Tensor:
+        """What tokens (B, c) add to those chosen so far, (B, c)."""
+        new = (columns(some) - best).clamp_min(0).sum(1) * weights.gather(1, some)
+        return new.masked_fill(bounds.gather(1, some) == -torch.inf, -torch.inf)
+
+    def all_gains() -> Tensor:
+        return torch.cat([gains(some) for some in every.split(FIRST, dim=1)], dim=1)
+
+    alone = bounds = all_gains()
     chosen: list[Tensor] = []
-    for _ in range(k):
-        fresh = torch.zeros_like(bounds, dtype=torch.bool) if chosen else torch.ones_like(bounds, dtype=torch.bool)
-        while True:
-            sure = bounds.masked_fill(~fresh, -torch.inf).amax(1)
-            hoped = bounds.masked_fill(fresh, -torch.inf).amax(1)
-            if bool((hoped * (1 + SLACK) < sure).all()) or bool(fresh.all()):
-                break
-            some = bounds.masked_fill(fresh, -torch.inf).topk(min(AT_ONCE, n), dim=1).indices
-            gains = (columns(some) - best).clamp_min(0).sum(1) * weights.gather(1, some)
-            taken = bounds.gather(1, some) == -torch.inf
-            bounds = bounds.scatter(1, some, gains.masked_fill(taken, -torch.inf))
-            fresh = fresh.scatter(1, some, True)
-        index = bounds.masked_fill(~fresh, -torch.inf).argmax(1, keepdim=True)
+    for number in range(k):
+        if torch.compiler.is_compiling():  # a graph cannot stop where the bounds are low enough
+            known = bounds = all_gains() if number else alone
+        else:
+            fresh = torch.full_like(bounds, not number, dtype=torch.bool)
+            while True:
+                sure = bounds.masked_fill(~fresh, -torch.inf).amax(1)
+                hoped = bounds.masked_fill(fresh, -torch.inf).amax(1)
+                if bool((hoped * (1 + SLACK) < sure).all()) or bool(fresh.all()):
+                    break
+                some = bounds.masked_fill(fresh, -torch.inf).topk(min(AT_ONCE, n), dim=1).indices
+                bounds, fresh = bounds.scatter(1, some, gains(some)), fresh.scatter(1, some, True)
+            known = bounds.masked_fill(~fresh, -torch.inf)
+        index = known.argmax(1, keepdim=True)
         chosen.append(index)
         best = torch.maximum(best, columns(index))
         bounds = bounds.scatter(1, index, -torch.inf)

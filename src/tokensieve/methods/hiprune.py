@@ -41,10 +41,12 @@ def hiprune(view: View, keep: int, *, alpha: float = 0.1) -> Reduction:
     """Anchors, buffers and registers, `keep` in all."""
     assert view.attention is not None
     middle = view.earlier[object_layer(view.depth)[0]] if len(view.earlier) > 1 else next(iter(view.earlier.values()))
-    anchors = top(middle.received(), min(round(alpha * keep / 5), keep // 5))  # (B, A)
+    count, deep = min(round(alpha * keep / 5), keep // 5), view.attention.received()
+    if not count:
+        return Reduction.keep(top(deep, keep), view.n, scores=deep)
+    anchors = top(middle.received(), count)  # (B, A)
     width = view.grid[-1] if view.grid is not None else math.isqrt(view.n)
     steps = torch.tensor([0, -1, 1, -width, width], device=anchors.device)
     near = (anchors[..., None] + steps).clamp(0, view.n - 1).flatten(1)  # (B, 5 A)
-    deep = view.attention.received()
     ranking = deep.scatter(1, near, torch.inf)
-    return Reduction.keep(top(ranking, keep), view.n, scores=deep, anchors=anchors if anchors.shape[1] else None)
+    return Reduction.keep(top(ranking, keep), view.n, scores=deep, anchors=anchors)

@@ -14,13 +14,16 @@ the score is weighed by crop, not how: the softmax of means is our reading.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
 from tokensieve.methods.registry import method
-from tokensieve.scoring import full_precision
+from tokensieve.scoring import full_precision, positions
 
 CROPS, ATTENTION_SCALE, VARIETY = 16, 1e3, 0.09
 TINY = torch.finfo(torch.float32).tiny
@@ -38,40 +41,42 @@ def holov(view: View, keep: int) -> Reduction:
     """The most attended tokens of each crop, as many as its quota."""
     attention = view.coarse().float()  # (B, N)
     crops = min(CROPS, view.n)
+    starts = [-(-number * view.n // crops) for number in range(crops + 1)]
+    inside = [slice(*bounds) for bounds in itertools.pairwise(starts)]  # the tokens of each crop
+    size = torch.tensor([part.stop - part.start for part in inside], device=attention.device)  # (C,)
     crop = torch.arange(view.n, device=attention.device) * crops // view.n  # (N,)
-    size = torch.bincount(crop, minlength=crops)  # (C,)
     scores = ATTENTION_SCALE * attention
-    variety = _variety(F.normalize(view.tokens.float(), dim=-1), crop)
+    variety = _variety(F.normalize(view.tokens.float(), dim=-1), inside)
     variety = variety * scores.mean(1, keepdim=True) / variety.mean(1, keepdim=True).clamp_min(TINY)
     scores = scores + VARIETY * variety
     means = torch.zeros_like(scores[:, :crops]).index_add(1, crop, scores) / size
     quota = fill_quotas((means.softmax(-1) * keep).floor().long(), means, size, keep)  # (B, C)
-    rank = torch.zeros_like(crop).expand_as(attention).clone()
-    for number in range(crops):
-        inside = (crop == number).nonzero()[:, 0]
-        rank[:, inside] = attention[:, inside].argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    index = (rank < quota[:, crop]).nonzero()[:, 1].view(len(attention), keep)
+    ranks = [attention[:, part].argsort(dim=1, descending=True, stable=True).argsort(dim=1) for part in inside]
+    rank = torch.cat(ranks, dim=1)  # (B, N), of each token in its crop
+    index = positions(rank < quota[:, crop], keep)
     return Reduction.keep(index, view.n, scores=scores)
 
 
-def _variety(unit: Tensor, crop: Tensor) -> Tensor:
+def _variety(unit: Tensor, inside: Sequence[slice]) -> Tensor:
     """The variance of the cosines of each token (B, N, D) to the others of its crop, 0 with itself: (B, N)."""
-    out = torch.zeros_like(unit[..., 0])
-    for number in crop.unique().tolist():
-        inside = (crop == number).nonzero()[:, 0]
-        similar = unit[:, inside] @ unit[:, inside].transpose(1, 2)
-        similar = similar * (1 - torch.eye(len(inside), device=unit.device))
-        out[:, inside] = similar.var(-1, unbiased=False)
-    return out
+    parts = []
+    for part in inside:
+        similar = unit[:, part] @ unit[:, part].transpose(1, 2)
+        similar = similar * (1 - torch.eye(similar.shape[1], device=unit.device))
+        parts.append(similar.var(-1, unbiased=False))
+    return torch.cat(parts, dim=1)
 
 
 def fill_quotas(quota: Tensor, weights: Tensor, size: Tensor, total: int) -> Tensor:
-    """Quotas (B, C) that are within the sizes (C,) and add up to the total: one more for the heaviest that have room."""
-    quota = torch.minimum(quota, size)
-    order = weights.argsort(dim=1, descending=True, stable=True)
-    while bool((quota.sum(1) < total).any()):
-        for place in range(quota.shape[1]):
-            at = order[:, place : place + 1]
-            room = (quota.gather(1, at) < size[at]) & (quota.sum(1, keepdim=True) < total)
-            quota = quota.scatter_add(1, at, room.long())
-    return quota
+    """Quotas (B, C) that are within the sizes (C,) and add up to the total: one more for the heaviest that have room.
+
+    In each round every crop with room gets one, the heaviest first; what is missing are the first of these places.
+    """
+    quota, crops = torch.minimum(quota, size), quota.shape[1]
+    place = weights.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # (B, C), 0: the heaviest
+    rounds = torch.arange(total, device=quota.device)
+    has_room = rounds < (size - quota)[..., None]  # (B, C, T)
+    turn = torch.where(has_room, rounds * crops + place[..., None], total * crops)  # the order of the places
+    missing = total - quota.sum(1)  # (B,)
+    number = turn.flatten(1).argsort(dim=1, stable=True).argsort(dim=1)  # (B, C T)
+    return quota + (number < missing[:, None]).view_as(turn).sum(-1)

@@ -23,7 +23,7 @@ def loneliest(tokens: Tensor) -> Tensor:
     nearest = []
     for start in range(0, z.shape[1], ROWS):
         rows = z[:, start : start + ROWS]
-        itself = torch.arange(start, start + rows.shape[1], device=z.device)[None, :, None].expand(len(z), -1, 1)
+        itself = torch.arange(start, start + rows.shape[1], device=z.device)[None, :, None].expand(z.shape[0], -1, 1)
         nearest.append((rows @ z.transpose(1, 2)).scatter(2, itself, -torch.inf).amax(2))  # (B, rows)
     return torch.cat(nearest, dim=1).argmin(1)
 
@@ -32,7 +32,7 @@ def loneliest(tokens: Tensor) -> Tensor:
 def most_diverse(tokens: Tensor, k: int, first: Tensor) -> Tensor:
     """k tokens of (B, N, D), in the order in which they are chosen, from first (B,) on: (B, K)."""
     z = F.normalize(tokens.float(), dim=-1)
-    image, chosen = torch.arange(len(z), device=z.device), [first]
+    image, chosen = torch.arange(z.shape[0], device=z.device), [first]
     nearest = z.new_full(z.shape[:2], -torch.inf)  # (B, N), cosine to the most similar token chosen
     for _ in range(k - 1):
         last = chosen[-1]

@@ -23,7 +23,7 @@ from torch import Tensor
 from tokensieve.core import Reduction, View
 from tokensieve.methods.registry import method
 from tokensieve.methods.tome import min_keep
-from tokensieve.scoring import cosine, full_precision
+from tokensieve.scoring import cosine, full_precision, positions
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -44,7 +44,7 @@ def mctf(view: View, keep: int) -> Reduction:
     assert view.attention is not None
     r, first = view.n - max(keep, min_keep(view.n)), view.attention.prefix % 2
     x, received, sizes = view.tokens.float(), view.attention.received(), view.sizes_or_ones()
-    in_a = (torch.arange(view.n, device=x.device) % 2 == first).expand(len(x), -1)
+    in_a = (torch.arange(view.n, device=x.device) % 2 == first).expand(x.shape[0], -1)
     one, in_a = _fuse(x, received, sizes, in_a, r // 2)
     x, total = one.apply(x), torch.zeros_like(received[:, : one.k]).scatter_add(1, one.groups, received)
     assert one.sizes is not None
@@ -59,10 +59,10 @@ def _fuse(x: Tensor, received: Tensor, sizes: Tensor, sends: Tensor, r: int) -> 
     score = (cosine(x, x) + 1) / 2 * factor[:, :, None] * factor[:, None]  # (B, N, N)
     best, partner = score.masked_fill(sends[:, None], -1.0).max(-1)  # (B, N)
     sent = best.masked_fill(~sends, -2.0).argsort(dim=1, descending=True, stable=True)[:, :r]
-    position = torch.arange(x.shape[1], device=x.device).expand(len(x), -1)
+    position = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
     target = position.scatter(1, sent, partner.gather(1, sent))
     stays = target == position
-    index = stays.nonzero()[:, 1].view(len(x), -1)
+    index = positions(stays, x.shape[1] - r)
     groups = (stays.long().cumsum(1) - 1).gather(1, target)
     merged = Reduction.merge(groups, index, received.clamp_min(TINY) * sizes)
     total = torch.zeros_like(sizes[:, : merged.k]).scatter_add(1, groups, sizes)

@@ -43,7 +43,7 @@ def mmr(view: View, keep: int, *, penalty: float = 0.3) -> Reduction:
     """Greedy choice by importance minus the largest cosine to a chosen token."""
     unit = F.normalize(view.tokens.float(), dim=-1)  # (B, N, D)
     scores = minmax(view.coarse().float())  # (B, N)
-    image = torch.arange(len(unit), device=unit.device)
+    image = torch.arange(unit.shape[0], device=unit.device)
     nearest = torch.full_like(scores, -torch.inf)  # the largest cosine to a chosen token
     gain, chosen = scores, []
     for _ in range(keep):

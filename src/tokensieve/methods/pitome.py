@@ -27,7 +27,7 @@ from torch import Tensor
 from tokensieve.core import Reduction, View
 from tokensieve.methods.registry import method
 from tokensieve.methods.tome import min_keep
-from tokensieve.scoring import cosine, full_precision
+from tokensieve.scoring import cosine, full_precision, positions
 
 
 @method(
@@ -79,9 +79,9 @@ def _merge_pairs(metric: Tensor, senders: Tensor, receivers: Tensor, r: int) -> 
     similarity, partner = cosine(at(senders), at(receivers)).max(-1)  # (B, S)
     best = similarity.argsort(dim=1, descending=True, stable=True)[:, :r]
     sent, goal = senders.gather(1, best), receivers.gather(1, partner.gather(1, best))
-    position = torch.arange(metric.shape[1], device=metric.device).expand(len(metric), -1)
+    position = torch.arange(metric.shape[1], device=metric.device).expand(metric.shape[0], -1)
     target = position.scatter(1, sent, goal)  # where each token ends
     stays = target == position
-    index = stays.nonzero()[:, 1].view(len(metric), -1)
+    index = positions(stays, metric.shape[1] - r)
     number = stays.long().cumsum(1) - 1
     return number.gather(1, target), index

@@ -30,6 +30,7 @@ from tokensieve.scoring import full_precision
     needs=("attention",),
     budget=lambda options: "64",
     where="out",
+    no_graph="it goes through the groups in loops that depend on values",
     extra=-1,
     min_keep=lambda n: min(n, 2),
 )

@@ -152,6 +152,8 @@ class Method:
     adaptive: bool = False  # leaves a different number of tokens for each image; `keep` is the most
     layers: Callable[[int], tuple[int, ...]] | None = None  # of the depth: earlier blocks whose attention it sees, from 1
     sums: bool = False  # its outputs are weighted sums, whose weights do not add up to 1
+    no_graph: str = ""  # why a model with it is not one graph for torch.compile and torch.export; "": it is
+    no_onnx: str = ""  # why it has no ONNX graph although it has one for torch.export
     on_image: bool = False  # acts on the image: decide is (image size, patch size, **options) -> Resize; sizes are (h, w)
 
     @property
@@ -207,6 +209,8 @@ def describe(
     adaptive: bool = False,
     layers: Callable[[int], tuple[int, ...]] | None = None,
     sums: bool = False,
+    no_graph: str = "",
+    no_onnx: str = "",
     attention: Literal["layer", "previous"] = "layer",
 ) -> Method:
     """A Method from a function, without registering it; arguments as in `method`."""
@@ -229,9 +233,8 @@ def describe(
         raise UserError(f"{name}: the option {taken!r} is added to methods by the engine; choose another name")
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
     about = (name, decide, summary, paper, tuple(needs), selects, options | added)
-    return Method(
-        *about, check, budget, part, mixes, recipe, norm, control, where, min_keep, count, extra, adaptive, layers, sums
-    )
+    declared = (check, budget, part, mixes, recipe, norm, control, where, min_keep, count, extra, adaptive, layers, sums)
+    return Method(*about, *declared, no_graph, no_onnx)
 
 
 def method(
@@ -256,6 +259,8 @@ def method(
     adaptive: bool = False,
     layers: Callable[[int], tuple[int, ...]] | None = None,
     sums: bool = False,
+    no_graph: str = "",
+    no_onnx: str = "",
     attention: Literal["layer", "previous"] = "layer",
 ) -> Callable[[Decide], Decide]:
     """Registers the decorated function as a method that plans can name.
@@ -290,6 +295,8 @@ def method(
             as many as the budget says.
         layers: called with the number of blocks; the earlier blocks whose attention is in `view.earlier`, from 1.
         sums: True if output tokens are weighted sums whose weights do not add up to 1.
+        no_graph: why a model with the method cannot be one graph for torch.compile and torch.export.
+        no_onnx: why it cannot be an ONNX file, if it can be a graph.
         attention: the default of the option `attention`: whose attention the method sees in a decoder.
 
     Returns:
@@ -331,6 +338,8 @@ def method(
             adaptive=adaptive,
             layers=layers,
             sums=sums,
+            no_graph=no_graph,
+            no_onnx=no_onnx,
             attention=attention,
         )
         REGISTRY.add(declared, decide.__module__)

@@ -82,8 +82,8 @@ def coverage(scores: Tensor, tokens: Tensor, keep: int, present: Tensor | None =
     logs = distance.clamp_min_(MIN_DISTANCE).log_()
     # Sums of score and coverage, if one token (row) were the only chosen one. It drops out itself, and the sums of several are
     # the least of theirs: logarithm and addition keep the order.
-    sums = logs + scores[:, None]  # (B, N, N)
-    sums.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
+    itself = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+    sums = (logs + scores[:, None]).masked_fill_(itself, -torch.inf)  # (B, N, N)
     first = (scores + (square / unit).clamp_min(MIN_DISTANCE).log()).argmax(-1)  # (B,)
     return _added(logs, choose_apart(sums, first, min(keep, x.shape[1])), scores)
 

@@ -19,7 +19,7 @@ import torch
 
 from tokensieve.core import Reduction, View
 from tokensieve.methods.registry import method
-from tokensieve.scoring import cosine, full_precision
+from tokensieve.scoring import cosine, full_precision, positions
 
 
 @method(
@@ -35,19 +35,19 @@ def tomesd(view: View, keep: int) -> Reduction:
     """One matching of senders to receivers."""
     h, w = (1, view.n) if view.grid is None else (view.grid[-2], view.grid[-1])
     at = torch.arange(view.n, device=view.tokens.device)
-    row, column = at // w, at % w
     step = min(2, h)
-    receives = (row % step == 0) & (column % 2 == 0) & (row < h - h % step) & (column < w - w % 2)
-    receivers, senders = at[receives], at[~receives]  # (R,), (S,)
-    keep = max(keep, len(receivers))
+    corners = {y * w + x for y in range(0, h - h % step, step) for x in range(0, w - w % 2, 2)}
+    receivers = torch.tensor([i for i in range(view.n) if i in corners], device=at.device)  # (R,)
+    senders = torch.tensor([i for i in range(view.n) if i not in corners], device=at.device)  # (S,)
+    keep = max(keep, len(corners))
     similarity, partner = cosine(view.tokens[:, senders], view.tokens[:, receivers]).max(-1)  # (B, S)
     order = similarity.sort(dim=-1, descending=True, stable=True).indices
     sent = order[:, : view.n - keep]  # (B, r)
     goal = receivers[partner]  # (B, S)
-    batch = len(view.tokens)
+    batch = view.tokens.shape[0]
     target = at.expand(batch, -1).scatter(1, senders[sent], goal.gather(1, sent))  # (B, N), where each token ends
     stays = target == at
-    index = stays.nonzero()[:, 1].view(batch, keep)
+    index = positions(stays, keep)
     number = stays.int().cumsum(1) - 1  # (B, N), of the output token of each one that stays
     groups = number.gather(1, target).long()
     ones = torch.ones_like(target, dtype=torch.float32)

@@ -24,7 +24,7 @@ from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
 from tokensieve.methods.attention_rows import global_attention
 from tokensieve.methods.registry import method
-from tokensieve.scoring import full_precision, gather_rows, most_similar, top
+from tokensieve.scoring import full_precision, gather_rows, most_similar, positions, top
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ def visionzip(view: View, keep: int, *, contextual: int = 0) -> Reduction:
     count = min(contextual or round(keep * 10 / 64), keep - 1)  # C
     dominant = top(scores, keep - 1 - count)
     is_left = torch.ones_like(scores, dtype=torch.bool).scatter(1, dominant, False)
-    left = is_left.nonzero()[:, 1].view(len(scores), -1)  # (B, M)
+    left = positions(is_left, view.n - dominant.shape[1])  # (B, M)
     targets = left[:, :: max(1, left.shape[1] // max(1, count))][:, :count]  # (B, C)
     index = torch.cat([dominant, targets], dim=1)
     numbers = torch.arange(keep - 1, device=index.device).expand_as(index)

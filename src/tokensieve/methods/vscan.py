@@ -22,7 +22,7 @@ from tokensieve.core import Reduction, View
 from tokensieve.methods.attention_rows import from_cls
 from tokensieve.methods.joining import join_chosen
 from tokensieve.methods.registry import method
-from tokensieve.scoring import full_precision
+from tokensieve.scoring import full_precision, positions
 
 WINDOWS = 4  # along each side
 
@@ -51,7 +51,7 @@ def vscan(view: View, keep: int) -> Reduction:
     ranking = scores.masked_fill(local, 0.0) - local.float()  # local picks are taken already
     order = ranking.sort(dim=1, descending=True, stable=True).indices[:, : keep - keep // 2]
     chosen = local.scatter(1, order, True)
-    index = chosen.nonzero()[:, 1].view(len(scores), keep)
+    index = positions(chosen, keep)
     return join_chosen(view.tokens, index, scores)
 
 
@@ -62,7 +62,7 @@ def local_picks(attention: Tensor, grid: tuple[int, ...] | None, count: int) -> 
     at = torch.arange(n, device=attention.device)
     row, column = (at // w) % h, at % w
     window = (row * min(WINDOWS, h) // h) * min(WINDOWS, w) + column * min(WINDOWS, w) // w  # (N,)
-    windows = int(window.max()) + 1
+    windows = min(WINDOWS, h) * min(WINDOWS, w)
     best = attention.sort(dim=1, descending=True, stable=True).indices  # (B, N)
     rank = torch.empty_like(best)
     for number in range(windows):  # the place of each token among those of its window
