@@ -26,8 +26,8 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("measuring and tasks", ("measuring", "tasks", "testing")),
     ("evaluation and pictures", ("evaluation", "drawing")),
     (
-        "configurations, trainings, reports",
-        ("config", "training", "search", "tuning", "report", "leaderboard", "embedded.recipes"),
+        "configurations, trainings, reports, serving",
+        ("config", "training", "search", "tuning", "report", "leaderboard", "embedded.recipes", "serving"),
     ),
     ("re-identification", ("reid",)),
     ("command line", ("cli", "__main__", "train", "train_net", "=")),

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tokensieve.registry import Registry
@@ -23,6 +23,8 @@ class Command:
     run: Callable[[argparse.Namespace], int | None]  # the exit code; None is 0
     usage: str | None = None  # default: all flags
     order: int = 1000  # place in `tokensieve --help`
+    # of a command that starts another program: its own words, and those of the program, which `run` finds in args.passed_on
+    split: Callable[[Sequence[str]], tuple[list[str], list[str]]] | None = None
 
 
 COMMANDS: Registry[Command] = Registry("command")
