@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("measuring and tasks", ("measuring", "tasks", "testing")),
     ("evaluation and pictures", ("evaluation", "drawing")),
     (
-        "configurations, trainings, reports",
+        "configurations, trainings, reports, serving",
         (
             "config",
             "training",
@@ -40,6 +40,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "demo",
             "exporting",
             "harnesses",
+            "serving",
             "embedded.recipes",
         ),
     ),

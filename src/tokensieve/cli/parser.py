@@ -59,6 +59,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser, by_name = build_parser(first)
     if first is not None and first not in by_name:
         raise UserError(f"{first!r} is not a command: use {', '.join(by_name)}.{did_you_mean(first, by_name)}")
+    passed_on: list[str] = []
+    if first is not None and (split := COMMANDS[first].split) is not None:
+        at = words.index(first) + 1
+        own, passed_on = split(words[at:])
+        words = [*words[:at], *own]
     args, unknown = parser.parse_known_args(words)
     current = by_name.get(args.command, parser)
     many = next((action.dest for action in current._actions if not action.option_strings and action.nargs in ("*", "+")), None)
@@ -71,7 +76,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UserError(f"{current.prog} has no argument {flag!r}.{did_you_mean(flag, known)} (see {current.prog} --help)")
     if args.command is None:
         parser.print_help()
-    args.plugin = files or None
+    args.plugin, args.passed_on = files or None, passed_on
     for common in COMMON:
         if common.switch:
             vars(args).setdefault(common.dest, False)

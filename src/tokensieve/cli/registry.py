@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,8 @@ class Command:
     usage: str | None = None  # default: all flags
     order: int = 1000  # place in `tokensieve --help`
     examples: tuple[str, ...] = ()  # command lines at the end of `tokensieve NAME --help`
+    # of a command that starts another program: its own words, and those of the program, which `run` finds in args.passed_on
+    split: Callable[[Sequence[str]], tuple[list[str], list[str]]] | None = None
 
 
 COMMANDS: Registry[Command] = Registry("command")

@@ -1,0 +1,138 @@
+"""The processors of vLLM's models under a plan: prompts get as many image tokens as stay.
+
+Each image goes to the model with four numbers: its grid (h, w) of tokens before the cut, and a hash of its pixels in two parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.multimodal.inputs import MultiModalFieldConfig
+from vllm.multimodal.processing import PromptUpdate
+
+from tokensieve.errors import UserError
+from tokensieve.serving.engine_config import plan_of
+from tokensieve.serving.positions import span
+from tokensieve.serving.served_plan import ServedPlan, family_of
+
+FIELD = "tokensieve_image"  # of the data of an image: (h, w, hash, hash)
+HALF = 31  # bits of each part of a hash
+REMEMBERED = 1 << 16  # grids of images
+_PARTS = ("mm_hashes", "mm_kwargs", "mm_placeholders")  # of what a processor makes of a prompt
+
+
+def image_row(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    """What the model is told about an image, (4,)."""
+    data = memoryview(pixels.detach().cpu().contiguous().view(torch.uint8).numpy())
+    digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+    mask = (1 << HALF) - 1
+    return torch.tensor([*grid, digest >> 33 & mask, digest & mask])
+
+
+def read_hash(row: Sequence[int]) -> int:
+    """The hash of an image."""
+    return (row[2] << HALF) | row[3]
+
+
+class PlanInfo:
+    """Mixed into vLLM's ProcessingInfo of a family."""
+
+    @property
+    def model_id(self: Any) -> str:
+        """Goes into the hash of images, and so into the key of every cache of them."""
+        plan = plan_of(self.get_hf_config())
+        return super().model_id if plan is None else f"{super().model_id}|{plan.identity}"  # type: ignore[misc]
+
+    def get_supported_mm_limits(self: Any) -> Mapping[str, int | None]:
+        return {"image": super().get_supported_mm_limits()["image"]}  # type: ignore[misc]
+
+
+class PlanProcessor:
+    """Mixed into vLLM's processor of a family."""
+
+    info: Any
+
+    @property
+    def plan(self) -> ServedPlan:
+        if (plan := plan_of(self.info.get_hf_config())) is None:
+            raise RuntimeError("the model has no plan")
+        return plan
+
+    def grids(self, processed: Mapping[str, Any]) -> list[tuple[int, int]]:
+        """The grid of tokens of each image, (h, w), from what the processor of Hugging Face made."""
+        raise NotImplementedError
+
+    def pixels(self, processed: Mapping[str, Any]) -> Sequence[Tensor]:
+        """The pixels of each image."""
+        return list(processed["pixel_values"])
+
+    def _postprocess_hf_mm_data(self, *args: Any, **kwargs: Any) -> Any:
+        processed = super()._postprocess_hf_mm_data(*args, **kwargs)  # type: ignore[misc]
+        if processed.get("pixel_values") is not None:
+            rows = [image_row(*each) for each in zip(self.pixels(processed), self.grids(processed), strict=True)]
+            processed[FIELD] = torch.stack(rows)
+        return processed
+
+    def _get_mm_fields_config(self, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
+        fields = super()._get_mm_fields_config(*args, **kwargs)  # type: ignore[misc]
+        return {**fields, FIELD: MultiModalFieldConfig.batched("image", keep_on_cpu=True)}
+
+    def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Sequence[PromptUpdate]:
+        stock = super()._get_prompt_updates(  # type: ignore[misc]
+            mm_items=mm_items, hf_processor_mm_kwargs=hf_processor_mm_kwargs, out_mm_kwargs=out_mm_kwargs
+        )
+        return [self._fewer(each, out_mm_kwargs) if each.modality == "image" else each for each in stock]
+
+    def _fewer(self, update: Any, out_mm_kwargs: Any) -> Any:
+        """The update of a prompt with as many image tokens as stay."""
+        plan, stock = self.plan, update.replacement
+
+        def replacement(item: int) -> list[int]:
+            ids = stock(item)
+            h, w = out_mm_kwargs["image"][item][FIELD].data.tolist()[:2]
+            if len(ids) != h * w:
+                raise RuntimeError(f"{len(ids)} placeholders for an image of {h} x {w} tokens")
+            try:
+                return list(ids[: plan.kept(h * w)])
+            except UserError as error:
+                raise ValueError(f"tokensieve: {error}") from None
+
+        return dataclasses.replace(update, replacement=replacement)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        made = super().apply(*args, **kwargs)  # type: ignore[misc]
+        self._check_positions(made)
+        return made
+
+    def _check_positions(self, made: Any) -> None:
+        """A ValueError, which vLLM answers the request with, if the uncut prompt has more positions than the model."""
+        config = self.info.get_hf_config()
+        if self.plan.compact:
+            return
+        has_grid = family_of(config.to_dict()).has_grid_positions
+        largest = config.get_text_config().max_position_embeddings
+        needed = len(made["prompt_token_ids"])
+        for name, item, place in zip(*(made[of].get("image", []) for of in _PARTS), strict=True):
+            grid = self._grid(name, item)
+            needed += 0 if grid is None else span(grid, has_grid) - place.length
+        if needed > largest:
+            raise ValueError(
+                f"tokensieve: the prompt takes {needed} positions before its images are cut, and the model has {largest}; send "
+                "fewer images or less text, or start the server with tokensieve_positions=compact"
+            )
+
+    def _grid(self, name: str, item: Any) -> tuple[int, int] | None:
+        """The grid of an image; vLLM keeps no data of images that it has sent to the model before."""
+        seen: OrderedDict[str, tuple[int, int]] = self.__dict__.setdefault("_grids", OrderedDict())
+        if item is not None:
+            h, w = item[FIELD].data.tolist()[:2]
+            seen[name] = (h, w)
+            if len(seen) > REMEMBERED:
+                seen.popitem(last=False)
+        return seen.get(name)
