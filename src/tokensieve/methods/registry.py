@@ -232,9 +232,31 @@ def describe(
     for taken in added.keys() & options.keys():
         raise UserError(f"{name}: the option {taken!r} is added to methods by the engine; choose another name")
     summary = summary or (inspect.getdoc(decide) or "").split("\n")[0]
-    about = (name, decide, summary, paper, tuple(needs), selects, options | added)
-    declared = (check, budget, part, mixes, recipe, norm, control, where, min_keep, count, extra, adaptive, layers, sums)
-    return Method(*about, *declared, no_graph, no_onnx)
+    return Method(
+        name,
+        decide,
+        summary,
+        paper,
+        tuple(needs),
+        selects,
+        options | added,
+        check=check,
+        budget=budget,
+        part=part,
+        mixes=mixes,
+        recipe=recipe,
+        norm=norm,
+        control=control,
+        where=where,
+        min_keep=min_keep,
+        count=count,
+        extra=extra,
+        adaptive=adaptive,
+        layers=layers,
+        sums=sums,
+        no_graph=no_graph,
+        no_onnx=no_onnx,
+    )
 
 
 def method(
