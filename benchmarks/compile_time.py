@@ -30,6 +30,7 @@ DEFAULT = Path(__file__).parent / "results" / "compile_time.json"
 def measure(tower: Any, plan: str, images: Tensor, rounds: int) -> dict[str, Any]:
     """Seconds of the eager and of the compiled tower with a plan."""
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     with torch.no_grad(), tokensieve.apply(tower, plan) as handle, handle.call(samples=torch.arange(len(images))):
         compiled: Callable[[Tensor], Tensor] = torch.compile(tower)
         eager_out = tower(images)
