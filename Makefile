@@ -35,8 +35,8 @@ audit: $(VENV)/.installed-dev ## Compare the installed versions with the public 
 	$(BIN)/python -m pip_audit --strict --skip-editable
 
 lint: $(VENV)/.installed-dev ## Run ruff (check and format) and mypy
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests benchmarks docs/tooling
+	$(BIN)/ruff format --check src tests benchmarks docs/tooling
 	$(BIN)/mypy
 
 install: $(VENV)/.installed ## Install tokensieve into the virtual environment

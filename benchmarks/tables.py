@@ -719,11 +719,9 @@ CHINESE = {  # what the tables of the Chinese pages say, by what those of the En
     "lost, points": "损失，百分点",
     "speed-up": "加速比",
 }
-PAGES = (
-    *("README.md", "README.zh-CN.md"),
-    *(f"docs/{name}.md" for name in ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard")),
-    *(f"docs/tasks/{name}.md" for name in ("clip", "vlm", "reid")),
-)
+IN_DOCS = ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard")
+IN_DOCS += ("tasks/clip", "tasks/vlm", "tasks/reid")
+PAGES = ("README.md", "README.zh-CN.md", *(f"docs/{name}.md" for name in IN_DOCS))
 
 
 def write_table(name: str, page: str) -> str:

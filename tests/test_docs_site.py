@@ -1,4 +1,4 @@
-"""The site: generated pages are in step with the program, every page is in the navigation, both languages say the same."""
+"""The site: generated pages are in step with the program, both languages say the same, defaults are right, notebooks run."""
 
 import importlib.util
 import re
@@ -41,25 +41,6 @@ def test_generated_pages_are_in_step(tmp_path):
     assert {page.name for page in tmp_path.iterdir()} == {"methods.md", "command-line.md"}
 
 
-class Loader(yaml.SafeLoader):
-    """YAML as mkdocs reads it, without its own tags."""
-
-
-Loader.add_multi_constructor("!", lambda loader, suffix, node: None)
-
-
-def test_every_page_is_in_the_navigation():
-    def paths(entry):
-        if isinstance(entry, str):
-            return [entry]
-        return [path for one in (entry.values() if isinstance(entry, dict) else entry) for path in paths(one)]
-
-    listed = paths(yaml.load(read("mkdocs.yml"), Loader)["nav"])
-    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.glob("**/*.md")}
-    assert {page for page in pages if not page.startswith("decisions/")} - set(listed) == set(), "add it to nav in mkdocs.yml"
-    assert len(set(listed)) == len(listed)
-
-
 def code_blocks(text):
     """The fenced blocks with their languages, without comments and spaces at the ends of lines."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
@@ -91,7 +72,11 @@ def test_the_readme_is_short():
     assert len(read("README.zh-CN.md").splitlines()) <= 150
 
 
-SCHEMAS = {"Token fusion": SelectorTraining, "Two-stage VLM": PruningTraining, "SDTPS": ReidTraining}  # by the begin of a heading
+SCHEMAS = {
+    "Token fusion": SelectorTraining,
+    "Two-stage VLM": PruningTraining,
+    "SDTPS": ReidTraining,
+}  # by the begin of a heading
 
 
 def rows_of_settings():
@@ -114,7 +99,9 @@ def test_defaults_of_the_page_of_settings(heading, name, default):
         if action.default not in (None, False):
             assert default == f"`{action.default}`"
         elif default.startswith("`"):  # the default holds where another flag is given, and the help says it
-            assert re.search(rf"default:? {default.strip('`')}|{default.strip('`')}[^,]*\(default\)|own \(default\)", action.help)
+            assert re.search(
+                rf"default:? {default.strip('`')}|{default.strip('`')}[^,]*\(default\)|own \(default\)", action.help
+            )
         else:
             assert "default:" not in action.help or name == "--prune_layer"
         return

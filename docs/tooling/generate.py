@@ -19,7 +19,7 @@ DOCS = Path(__file__).parents[1]
 INTRODUCTION = """# Command line
 
 Every command with its flags, written from the parsers by `make docs`. `tokensieve COMMAND --help` prints the same.
-`--plugin FILE` and `--debug` work on every command: the first loads [plug-ins](plugins.md), the second shows tracebacks of errors."""
+Every command takes `--plugin FILE`, which loads [plug-ins](plugins.md), and `--debug`, which shows tracebacks of errors."""
 
 
 def command_line() -> str:
@@ -43,21 +43,26 @@ def _tables(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield from ("", f"*{title}*", "")
         yield from ("| | |", "|---|---|")
         for action in actions:
-            yield f"| {_names(action)} | {_cell(action.help or '').replace('%%', '%')}{_default(action)} |"
+            yield f"| {_names(action)} | {_words(action)}{_cell(action.help or '').replace('%%', '%')}{_default(action)} |"
 
 
 def _names(action: argparse.Action) -> str:
-    """The names of a flag with the values it takes."""
-    value = action.metavar if action.metavar is not None else action.dest.upper()
-    value = " ".join(value) if isinstance(value, tuple) else value
-    if action.choices is not None and action.metavar is None:
-        value = "{" + ",".join(map(str, action.choices)) + "}"
+    """The names of a flag with the value it takes."""
+    value = " ".join(action.metavar) if isinstance(action.metavar, tuple) else action.metavar or action.dest.upper()
+    value = action.dest.upper() if value.startswith("{") else value
     if action.nargs is not None:
         value = {0: "", "*": f"[{value} ...]", "+": f"{value} ...", "?": f"[{value}]"}.get(action.nargs, value)
-    if not action.option_strings:
-        return f"`{value}`"
-    shown = [f"`{name} {value}".rstrip() + "`" if name == action.option_strings[0] else f"`{name}`" for name in action.option_strings]
-    return _cell(", ".join(shown))
+    first, *others = action.option_strings or [""]
+    return _cell(", ".join([f"`{first} {value}".replace("` ", "`").rstrip() + "`", *(f"`{name}`" for name in others)]))
+
+
+def _words(action: argparse.Action) -> str:
+    """The words that a flag takes, if they are few."""
+    if isinstance(action.metavar, str) and action.metavar.startswith("{"):
+        words = action.metavar.strip("{}").split(",")
+    else:
+        words = [str(word) for word in action.choices or ()]
+    return ", ".join(f"`{word}`" for word in words) + ": " if words else ""
 
 
 def _default(action: argparse.Action) -> str:

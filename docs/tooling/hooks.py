@@ -21,17 +21,19 @@ OUTSIDE = {  # pages that stand outside docs/, because other tools look for them
     "benchmarks/README.md": "project/benchmarks.md",
 }
 ORIGINS: dict[str, str] = {}  # pages of the site that are made here: the file in the repository they are made of
+NAME = re.compile(r"\[(?:[\w-]+/)*[\w-]+\.md\]\(([^)\s#]+\.md)((?:#[^)\s]*)?)\)")  # a link whose text is the name of a file
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 FENCED = re.compile(r"(^```.*?^```$)", flags=re.S | re.M)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List every decision in the navigation."""
-    for section in config.nav or []:
-        for entry in next(iter(section.values())):
-            if isinstance(entry, dict) and entry.get("Decisions") == []:
-                paths = sorted(Path(config.docs_dir, "decisions").glob("*.md"))
-                entry["Decisions"] = ["decisions/README.md", *(f"decisions/{p.name}" for p in paths if p.name != "README.md")]
+    """List every decision in the navigation, and pages that it does not name at the end of the guide."""
+    sections = {name: entries for section in config.nav or [] for name, entries in section.items()}
+    pages = [path.relative_to(config.docs_dir).as_posix() for path in sorted(Path(config.docs_dir).glob("**/*.md"))]
+    named = set(re.findall(r"'([^']*\.md)'", str(config.nav)))
+    decisions = [page for page in pages if page.startswith("decisions/") and page != "decisions/README.md"]
+    sections["Project"].insert(1, {"Decisions": ["decisions/README.md", *decisions]})
+    sections["Guide"] += [page for page in pages if page not in named and not page.startswith(("decisions/", "tooling/"))]
     return config
 
 
@@ -56,27 +58,38 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links between files of the repository as links between pages of the site."""
-    pieces = FENCED.split(markdown)
-    return "".join(piece if piece.startswith("```") else LINK.sub(lambda m: _link(m, page), piece) for piece in pieces)
+def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
+    """Links between files of the repository as links between pages of the site, with titles instead of names of files."""
+
+    def rewrite(text: str) -> str:
+        text = NAME.sub(lambda m: f"[{_title(m, page, files)}]({m[1]}{m[2]})", text)
+        return LINK.sub(lambda m: _link(m, page), text)
+
+    return "".join(piece if piece.startswith("```") else rewrite(piece) for piece in FENCED.split(markdown))
+
+
+def _title(match: re.Match[str], page: Page, files: Files) -> str:
+    """The first heading of the page that a link leads to."""
+    path = _repository_path(page.file.src_uri, match[1])
+    file = files.get_file_from_path(_uri(path)) if path is not None else None
+    heading = re.search(r"^# (.*)$", file.content_string, flags=re.M) if file is not None else None
+    return heading[1] if heading else match[1]
 
 
 def _link(match: re.Match[str], page: Page) -> str:
     path = _repository_path(page.file.src_uri, match[2])
     if path is None:
         return match[0]
+    return match[1] + posixpath.relpath(_uri(path), posixpath.dirname(page.file.src_uri) or ".") + match[3]
+
+
+def _uri(path: str) -> str:
+    """Where a file of the repository is on the site."""
     if path in OUTSIDE:
-        target = OUTSIDE[path]
-    elif path.startswith("docs/"):
-        target = path.removeprefix("docs/")
-    elif path in ORIGINS.values() and path.endswith(".ipynb"):
-        target = path.replace(".ipynb", ".md")
-    elif (ROOT / path).is_file():
-        target = f"files/{path}"
-    else:
-        return match[0]
-    return match[1] + posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".") + match[3]
+        return OUTSIDE[path]
+    if path in ORIGINS.values():
+        return path.replace(".ipynb", ".md")
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"
 
 
 def _repository_path(uri: str, link: str) -> str | None:
