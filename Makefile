@@ -24,7 +24,7 @@ test-page: $(VENV)/.installed-dev ## Drive the page of `tokensieve demo` in a br
 
 docs: $(VENV)/.installed-docs ## Build the documentation site into build/site, offline and with strict links
 	$(BIN)/python docs/tooling/generate.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open build/site/index.html"
 
 attack: $(VENV)/.installed-dev ## Run hostile tries, TRIES of each class (SEED=... repeats a run), and count the failures
@@ -57,5 +57,5 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 	@echo "Installing tokensieve with the documentation tools into $(VENV)"
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[all,docs]'
 	touch $@ $(VENV)/.installed

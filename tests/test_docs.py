@@ -199,7 +199,7 @@ def test_paths_and_modules_exist(page):
 
 def _exists(name):
     """Whether a dotted name is a module or an attribute of one."""
-    if name == "tokensieve.plugins" or name.endswith((".yaml", ".yml", ".py", ".md")):
+    if name == "tokensieve.plugins" or name.endswith((".yaml", ".yml", ".py", ".md", ".fish")):
         return True
     module, attributes = name, []
     while True:
