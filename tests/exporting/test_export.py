@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import tokensieve
+from tests.support.paths import ROOT
 from tests.support.rounding import assert_near
 from tokensieve import UserError, embedded
 from tokensieve.cli import main
@@ -35,7 +38,7 @@ def images(batch: int, size: int) -> Tensor:
 
 
 @pytest.mark.slow
-def test_an_onnx_file_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_onnx_file_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     path = tmp_path / "tower.onnx"
     path.write_bytes(b"mine")
@@ -56,6 +59,17 @@ def test_an_onnx_file_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
             expected = loaded.model.encode_image(x)
         (features,) = session.run(["features"], {"images": x.numpy()})
         assert_near(torch.from_numpy(features), expected, steps=1000)
+    # the lines of the documentation, on a photo of the model's size
+    photo = Image.fromarray(torch.randint(256, (side, side, 3), dtype=torch.uint8).numpy())
+    photo.save(tmp_path / "photo.png")
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    (lines,) = [block for block in re.findall(r"```python\n(.*?)```", page, flags=re.S) if "InferenceSession" in block]
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(lines, names)
+    with torch.no_grad(), tokensieve.apply(loaded.model, "anchor@4:49"):
+        expected = loaded.model.encode_image(loaded.transform(photo)[None])
+    assert_near(torch.from_numpy(names["features"]), expected, steps=1000)
 
 
 @pytest.mark.slow

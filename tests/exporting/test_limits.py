@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.paths import ROOT
 from tokensieve.errors import UserError
 from tokensieve.exporting.limits import check_plan, no_file_reason, no_graph_reason, no_onnx_reason
 from tokensieve.methods.registry import REGISTRY, list_methods
@@ -17,6 +18,15 @@ def test_reasons_build_on_each_other() -> None:
         assert not file or onnx == file
         assert no_file_reason(method, is_vlm=True) or not file
     assert not any(no_onnx_reason(REGISTRY[name]) for name in ("anchor", "cover", "tome", "evit", "scope", "learned", "resize"))
+
+
+def test_the_documentation_names_what_cannot_be_exported() -> None:
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    for method in list_methods():
+        reason = no_onnx_reason(method)
+        rows = [line for line in page.splitlines() if line.startswith(f"| `{method.name}` |")]
+        assert len(rows) == bool(reason), method
+        assert not reason or rows[0].endswith(f" {reason} |")
 
 
 @pytest.mark.parametrize(
