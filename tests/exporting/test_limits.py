@@ -39,7 +39,8 @@ def test_the_documentation_names_what_cannot_be_exported() -> None:
         ("fastv", 6, "stands in the language model"),
         ("cdpruner@out:8", 0, "needs the text of each image"),
         ("dart@out:8", 6, "needs the question about each image"),
-        ("sparsevlm", 6, "input of the language model"),
+        ("sparsevlm", 6, "stands in the language model"),
+        ("merger", 6, "stands in the language model"),
         ("random@2:8 + apet@out:4", 0, "no operator; --output tower.pt2 works"),
     ],
 )
