@@ -746,8 +746,8 @@ CHINESE = {  # what the tables of the Chinese pages say, by what those of the En
 }
 PAGES = (
     *("README.md", "README.zh-CN.md"),
-    *(f"docs/{name}.md" for name in ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard")),
-    "docs/export.md",
+    *(f"docs/{name}.md" for name in ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed")),
+    *("docs/leaderboard.md", "docs/export.md"),
     *(f"docs/tasks/{name}.md" for name in ("clip", "vlm", "reid")),
 )
 

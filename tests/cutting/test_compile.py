@@ -37,7 +37,7 @@ NOT_ONE_GRAPH = {"SigLIP2": "a tensor (spatial_shapes) states the grid of the im
 COMPILED = [method for method in list_methods() if not (method.part or method.on_image or no_file_reason(method))]
 OWN = [method.name for method in COMPILED if (not method.paper or method.name == "tome") and method.name != "none"]
 PUBLISHED = [method.name for method in COMPILED if method.paper]
-EVERY_METHOD = " + ".join(f"{name}@{1 + i % 2}:-2" for i, name in enumerate(OWN))
+EVERY_METHOD = " + ".join(f"{name}@{1 + i % 2}:{14 - 2 * i}" for i, name in enumerate(OWN))
 EVERY_REST = "anchor@1:12(k=3,rest=merge) + random@2.attn:9(rest=fuse) + grid@out:6(rest=zero)"
 PLANS = {"every method": EVERY_METHOD, "every rest": EVERY_REST}
 
