@@ -3,7 +3,7 @@ PYTHON ?= python3
 TRIES ?= 5000
 BIN := $(VENV)/bin
 
-.PHONY: help eval test test-page quick docs attack audit lint install
+.PHONY: help eval test test-page quick docs attack audit lint install test-harness
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,10 @@ attack: $(VENV)/.installed-dev ## Run hostile tries, TRIES of each class (SEED=.
 audit: $(VENV)/.installed-dev ## Compare the installed versions with the public database of advisories
 	$(BIN)/python -m pip install --quiet pip-audit
 	$(BIN)/python -m pip_audit --strict --skip-editable
+
+test-harness: $(VENV)/.installed-dev ## Install lm-eval, and compare its score of the embedded questions with that of tokensieve eval
+	$(BIN)/python -m pip install --quiet 'lm_eval>=0.4.11'
+	$(BIN)/python -m pytest -n 0 tests/harnesses
 
 lint: $(VENV)/.installed-dev ## Run ruff (check and format) and mypy
 	$(BIN)/ruff check src tests benchmarks docs/tooling

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.evaluation.results import plain_name
+from tokensieve.exporting.limits import no_file_reason, no_graph_reason, no_onnx_reason
 from tokensieve.leaderboard import markdown
 from tokensieve.leaderboard.rows import read_folder
+from tokensieve.methods.registry import list_methods
 from tokensieve.plan.mixes import MIXES
 from tokensieve.tasks.registry import is_percent
 
@@ -667,7 +669,30 @@ def compiled() -> str:
     return table(["batch", "plan", "compiled against eager", "compiling takes", "graphs", "largest difference"], rows)
 
 
+def onnx_speed() -> str:
+    """Exported towers with a plan in ONNX Runtime."""
+    (found,) = read("onnx_speed.json")
+    rows = []
+    for row in found["rows"]:
+        faster = f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})"
+        times = [f"{1000 * row[name]:.0f} ms" for name in ("seconds_full", "seconds")]
+        rows.append([str(row["batch_size"]), f"`{row['plan']}`", *times, faster, f"{row['difference']:.0e}"])
+    return table(["batch", "plan", "full tower", "with the plan", "speed-up", "difference from the model"], rows)
+
+
+def export_limits() -> str:
+    """Methods that cannot be part of a graph or a file, and why."""
+    rows = []
+    for method in list_methods():
+        reasons = [reason(method) for reason in (no_graph_reason, no_file_reason, no_onnx_reason)]
+        if reasons[-1]:
+            rows.append([f"`{method.name}`", *("no" if reason else "yes" for reason in reasons), reasons[-1]])
+    return table(["method", "one graph", ".pt2", ".onnx", "why not"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "onnx_speed": onnx_speed,
+    "export_limits": export_limits,
     "suite": suite,
     "goals": goals,
     "compiled": compiled,
@@ -719,7 +744,7 @@ CHINESE = {  # what the tables of the Chinese pages say, by what those of the En
     "lost, points": "损失，百分点",
     "speed-up": "加速比",
 }
-IN_DOCS = ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard")
+IN_DOCS = ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard", "export")
 IN_DOCS += ("tasks/clip", "tasks/vlm", "tasks/reid")
 PAGES = ("README.md", "README.zh-CN.md", *(f"docs/{name}.md" for name in IN_DOCS))
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import tokensieve
 from tests.support.rounding import assert_near
 from tokensieve import UserError
+from tokensieve.exporting.limits import no_file_reason
 from tokensieve.methods.registry import list_methods
 from tokensieve.models.features import encode_image
 from tokensieve.testing import tiny_models
@@ -32,10 +33,11 @@ FAMILIES: dict[str, Callable[[], nn.Module]] = {
 # tower and decoder, or between modalities, depends on values (placeholders, cameras), so they are compiled in pieces.
 NOT_ONE_GRAPH = {"SigLIP2": "a tensor (spatial_shapes) states the grid of the images, and a plan needs it as numbers"}
 
-# Of the published methods, tome is one; others depend on values (how many tokens an image needs, loops over clusters).
-COMPILED = [method for method in list_methods() if not method.paper or method.name == "tome"]
-TRAINING_FREE = [method.name for method in COMPILED if not (method.part or method.on_image) and method.name != "none"]
-EVERY_METHOD = " + ".join(f"{name}@{1 + i % 2}:{14 - 2 * i}" for i, name in enumerate(TRAINING_FREE))
+# Methods that need no other input than the image. What cannot be a graph says why (exporting/limits.py).
+COMPILED = [method for method in list_methods() if not (method.part or method.on_image or no_file_reason(method))]
+OWN = [method.name for method in COMPILED if (not method.paper or method.name == "tome") and method.name != "none"]
+PUBLISHED = [method.name for method in COMPILED if method.paper]
+EVERY_METHOD = " + ".join(f"{name}@{1 + i % 2}:{14 - 2 * i}" for i, name in enumerate(OWN))
 EVERY_REST = "anchor@1:12(k=3,rest=merge) + random@2.attn:9(rest=fuse) + grid@out:6(rest=zero)"
 PLANS = {"every method": EVERY_METHOD, "every rest": EVERY_REST}
 
@@ -77,6 +79,29 @@ def test_every_method_is_compiled_to_one_graph(family: str) -> None:
         check_compiled(model, compiled, handle, images(2))
         with torch.compiler.set_stance("fail_on_recompile"):
             check_compiled(model, compiled, handle, images(2) + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+def test_published_methods_are_one_graph_for_all_batch_sizes(part: int) -> None:
+    """A third of them at a time; in float64, so that no near-tie is decided by rounding."""
+    plan = " + ".join(f"{name}@{1 + i % 3}:-4" for i, name in enumerate(PUBLISHED[part::3]))
+    torch.manual_seed(0)
+    model = tiny_models.open_clip_model(layers=3, image_size=64).visual.double().eval()
+    torch._dynamo.reset()
+    with torch.no_grad(), tokensieve.apply(model, plan) as handle:
+        wanted = {batch: eager(model, handle, images(batch, 64).double()) for batch in (2, 5)}
+        assert all(row.tokens_out < row.tokens_in for row in handle.ledger)
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        x = images(2, 64).double()
+        torch._dynamo.mark_dynamic(x, 0)
+        compiled(x)
+        with torch.compiler.set_stance("fail_on_recompile"):
+            torch.testing.assert_close(compiled(images(5, 64).double()), wanted[5], rtol=0, atol=1e-5)
+        program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
+    with torch.no_grad():
+        for batch, expected in wanted.items():
+            torch.testing.assert_close(program.module()(images(batch, 64).double()), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

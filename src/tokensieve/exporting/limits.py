@@ -9,21 +9,22 @@ from tokensieve.plan import Plan
 RAGGED = "it leaves a different number of tokens for each image, and the shapes of a graph do not depend on values"
 OUTSIDE = {  # needs of methods that a file with the image as its only input does not meet
     "text": "it needs the text of each image, and the image is the only input of the file",
-    "inputs": "it needs the input of the language model, which is not part of the file",
     "pixels": "it chooses by the pixels of the patches, before the tower",
 }
+IN_DECODER = "it stands in the language model, which is compiled in pieces"
 QUESTION = "it needs the question about each image, and the image is the only input of the file"
 
 
 def no_graph_reason(method: Method) -> str:
     """Why a tower with this method is not one graph for torch.compile; "": it is."""
-    return RAGGED if method.adaptive else method.no_graph
+    stands_in_decoder = "inputs" in method.needs or ("question" in method.needs and method.part is not None)
+    return RAGGED if method.adaptive else method.no_graph or (IN_DECODER if stands_in_decoder else "")
 
 
 def no_file_reason(method: Method, is_vlm: bool = False) -> str:
     """Why a tower with this method cannot be a file; "": it can. is_vlm: it is the tower of a vision-language model."""
     reasons = [OUTSIDE[need] for need in method.needs if need in OUTSIDE]
-    asks = "question" in method.needs and (is_vlm or method.part is not None)
+    asks = is_vlm and "question" in method.needs
     return no_graph_reason(method) or "".join(reasons[:1]) or (QUESTION if asks else "")
 
 

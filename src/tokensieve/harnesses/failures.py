@@ -1,0 +1,42 @@
+"""Errors of generate() that a harness swallows, raised again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tokensieve.errors import one_line
+from tokensieve.models.patching import replace
+
+
+class GenerationFailed(RuntimeError):
+    """generate() raised an error, so the answers of the run are not those of the model."""
+
+
+@contextmanager
+def raise_failures(model: Any) -> Iterator[None]:
+    """Raises the first error of model.generate() at the end of the block, even if the code inside has caught it.
+
+    After the first one no further call does any work.
+    """
+    failures: list[Exception] = []
+
+    def generate(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if failures:
+            raise failures[0]
+        try:
+            return stock(*args, **kwargs)
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    undo = replace(model, "generate", generate)
+    try:
+        yield
+    finally:
+        undo()
+        if failures:
+            error = failures[0]
+            said = one_line(f"{type(error).__name__}: {error}")
+            raise GenerationFailed(f"the model failed on a request, and no score was computed: {said}") from error

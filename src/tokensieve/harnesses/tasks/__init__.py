@@ -1,0 +1,1 @@
+"""Task files of the harnesses for the embedded questions, and the functions that they name."""
