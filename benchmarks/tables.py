@@ -667,6 +667,30 @@ def compiled() -> str:
     return table(["batch", "plan", "compiled against eager", "compiling takes", "graphs", "largest difference"], rows)
 
 
+def serving() -> str:
+    """Requests, time to first token and KV-cache tokens in vLLM, against no plan: medians over rounds."""
+    (found,) = read("serving.json")
+    cells = {}
+    for row in found["rows"]:
+        cells.setdefault((row["plan"], row["at_a_time"]), []).append(row)
+    plans, loads = (list(dict.fromkeys(key[part] for key in cells)) for part in (0, 1))
+
+    def median(plan: str, load: int, name: str) -> float:
+        return statistics.median(row[name] for row in cells[plan, load])
+
+    rows = []
+    for plan in plans:
+        tokens = median(plan, loads[0], "prompt_tokens")
+        fits = found["kv_tokens"][plan] / tokens
+        row = [f"`{plan}`", f"{tokens:.0f}", f"{fits:,.0f}"]
+        row += [f"{median(plan, load, 'requests_per_second'):.1f}" for load in loads]
+        row += [f"{1000 * median(plan, load, 'first_token_seconds'):.0f}" for load in loads]
+        rows.append(row)
+    head = ["plan", "tokens of a prompt", "prompts that fit into the KV cache"]
+    head += [f"requests/s, {load} at a time" for load in loads] + [f"ms to the first token, {load} at a time" for load in loads]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "suite": suite,
     "goals": goals,
@@ -705,6 +729,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attack": attack,
     "leaderboard": leaderboard,
     "leaderboard_skipped": leaderboard_skipped,
+    "serving": serving,
 }
 
 
@@ -721,7 +746,7 @@ CHINESE = {  # what the tables of the Chinese pages say, by what those of the En
 }
 PAGES = (
     *("README.md", "README.zh-CN.md"),
-    *(f"docs/{name}.md" for name in ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard")),
+    *(f"docs/{name}.md" for name in ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard", "serving")),
     *(f"docs/tasks/{name}.md" for name in ("clip", "vlm", "reid")),
 )
 
