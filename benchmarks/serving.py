@@ -3,8 +3,8 @@
     .venv-vllm/bin/python benchmarks/serving.py --output benchmarks/results/serving.json
 
 Run it in vLLM's virtual environment (`make test-vllm` makes it), from the root of the repository. One server for each plan runs
-all the time, and only one is asked at a time: in every round, each plan gets the same new images, at each number of requests at a
-time. No server has seen an image of a round before, so its caches do not help.
+all the time, and only one is asked at a time: in every round, each plan gets the same new images, at each number of requests
+at a time. No server has seen an image of a round before, so its caches do not help.
 """
 
 from __future__ import annotations
