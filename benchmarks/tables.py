@@ -746,7 +746,8 @@ CHINESE = {  # what the tables of the Chinese pages say, by what those of the En
 }
 PAGES = (
     *("README.md", "README.zh-CN.md"),
-    *(f"docs/{name}.md" for name in ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard", "serving")),
+    *(f"docs/{name}.md" for name in ("index", "results", "cover", "reid", "vlm-pruning")),
+    *(f"docs/{name}.md" for name in ("reliability", "speed", "leaderboard", "serving")),
     *(f"docs/tasks/{name}.md" for name in ("clip", "vlm", "reid")),
 )
 
