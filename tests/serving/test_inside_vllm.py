@@ -251,8 +251,8 @@ def test_prompts_get_as_many_tokens_as_stay(inside: SimpleNamespace) -> None:
 def test_a_prompt_with_too_many_positions_is_an_error_of_its_request(inside: SimpleNamespace) -> None:
     """Positions beyond the model's would end the server. vLLM has no data of images that it has seen before."""
 
-    def made(words: int, item: Any) -> dict[str, Any]:
-        place = SimpleNamespace(length=6)
+    def made(words: int, item: Any, offset: int = 3) -> dict[str, Any]:
+        place = SimpleNamespace(offset=offset, length=6)
         image = {"mm_hashes": {"image": ["a"]}, "mm_kwargs": {"image": [item]}, "mm_placeholders": {"image": [place]}}
         return {"prompt_token_ids": [1] * (words + 6), **image}
 
@@ -262,5 +262,7 @@ def test_a_prompt_with_too_many_positions_is_an_error_of_its_request(inside: Sim
     for again in (item, None):
         with pytest.raises(ValueError, match="takes 513 positions before its images are cut, and the model has 512"):
             processor.apply(made(513 - 196, again))
+    with pytest.raises(ValueError, match="ends with an image; put some text behind it"):
+        processor.apply(made(9, item, offset=9))
     compact = make_processor(inside, as_config(LLAVA, tokensieve_plan="cover@out:6", tokensieve_positions="compact"))
     assert compact.apply(made(513 - 196, item))
