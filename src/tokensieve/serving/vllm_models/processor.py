@@ -63,7 +63,8 @@ class PlanInfo:
         return f"{super().model_id}|{self.plan.identity}"  # type: ignore[misc]
 
     def get_supported_mm_limits(self: Any) -> Mapping[str, int | None]:
-        return {"image": super().get_supported_mm_limits()["image"]}  # type: ignore[misc]
+        limits = super().get_supported_mm_limits()  # type: ignore[misc]
+        return {modality: limit if modality == "image" else 0 for modality, limit in limits.items()}
 
 
 class PlanProcessor:
