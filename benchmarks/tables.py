@@ -690,6 +690,30 @@ def export_limits() -> str:
     return table(["method", "one graph", ".pt2", ".onnx", "why not"], rows)
 
 
+def serving() -> str:
+    """Requests, time to first token and KV-cache tokens in vLLM, against no plan: medians over rounds."""
+    (found,) = read("serving.json")
+    cells = {}
+    for row in found["rows"]:
+        cells.setdefault((row["plan"], row["at_a_time"]), []).append(row)
+    plans, loads = (list(dict.fromkeys(key[part] for key in cells)) for part in (0, 1))
+
+    def median(plan: str, load: int, name: str) -> float:
+        return statistics.median(row[name] for row in cells[plan, load])
+
+    rows = []
+    for plan in plans:
+        tokens = median(plan, loads[0], "prompt_tokens")
+        fits = found["kv_tokens"][plan] / tokens
+        row = [f"`{plan}`", f"{tokens:.0f}", f"{fits:,.0f}"]
+        row += [f"{median(plan, load, 'requests_per_second'):.1f}" for load in loads]
+        row += [f"{1000 * median(plan, load, 'first_token_seconds'):.0f}" for load in loads]
+        rows.append(row)
+    head = ["plan", "tokens of a prompt", "prompts that fit into the KV cache"]
+    head += [f"requests/s, {load} at a time" for load in loads] + [f"ms to the first token, {load} at a time" for load in loads]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "onnx_speed": onnx_speed,
     "export_limits": export_limits,
@@ -730,6 +754,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "attack": attack,
     "leaderboard": leaderboard,
     "leaderboard_skipped": leaderboard_skipped,
+    "serving": serving,
 }
 
 
@@ -744,7 +769,7 @@ CHINESE = {  # what the tables of the Chinese pages say, by what those of the En
     "lost, points": "损失，百分点",
     "speed-up": "加速比",
 }
-IN_DOCS = ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard", "export")
+IN_DOCS = ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard", "export", "serving")
 IN_DOCS += ("tasks/clip", "tasks/vlm", "tasks/reid")
 PAGES = ("README.md", "README.zh-CN.md", *(f"docs/{name}.md" for name in IN_DOCS))
 

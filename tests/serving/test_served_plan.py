@@ -31,7 +31,7 @@ def test_without_a_plan_there_is_none(keys: dict[str, Any]) -> None:
 
 def test_a_model_that_is_not_served_is_no_error_without_a_plan() -> None:
     assert read_served_plan({"architectures": ["LlamaForCausalLM"]}) is None
-    with pytest.raises(UserError, match="LlamaForCausalLM cannot be cut in vLLM.*LLaVA-1.5.*Qwen3-VL"):
+    with pytest.raises(UserError, match=r"LlamaForCausalLM cannot be cut in vLLM.*LLaVA-1.5.*Qwen3-VL"):
         served("cover@llm.0:25%", {"architectures": ["LlamaForCausalLM"]})
 
 
@@ -108,7 +108,7 @@ def test_the_alias_image_pruning_rate(rate: float, base: dict[str, Any], text: s
 
 @pytest.mark.parametrize("rate", [1, -0.1, 1.5, "half", True, [0.5]])
 def test_wrong_rates_are_refused(rate: Any) -> None:
-    with pytest.raises(UserError, match="image_pruning_rate=.*is not a share"):
+    with pytest.raises(UserError, match=r"image_pruning_rate=.*is not a share"):
         read_served_plan(config(image_pruning_rate=rate))
 
 
@@ -123,7 +123,7 @@ def test_contradictions_are_refused() -> None:
 
 def test_scaled_positions_need_compact() -> None:
     scaled = LLAVA | {"text_config": LLAVA["text_config"] | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}}
-    with pytest.raises(UserError, match="rope_type llama3.*tokensieve_positions=compact"):
+    with pytest.raises(UserError, match=r"rope_type llama3.*tokensieve_positions=compact"):
         served("cover@out:49", scaled)
     assert served("cover@out:49", scaled, tokensieve_positions="compact").compact
 

@@ -48,10 +48,8 @@ class PlanHooks(VerifyAndUpdateConfig):
             )
         if plan.compact:
             return
-        config = model_config.hf_config
-        family = family_of(config.to_dict())
-        if not family.has_grid_positions:
-            text = config.get_text_config()
+        if not plan.has_grid_positions:
+            text = model_config.hf_config.get_text_config()
             text.rope_parameters = dict(text.rope_parameters) | {"mrope_section": line_sections(text.to_dict())}
         multimodal.video_pruning_rate = ASKS_FOR_POSITIONS
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokensieve.embedded import LLAVA
+from tokensieve.embedded import LLAVA, llava_path
 from tokensieve.errors import UserError, one_line
 from tokensieve.serving.model_folder import find_model, read_config
 from tokensieve.serving.served_plan import KEYS, PLAN_KEY, POSITIONS_KEY, RATE_KEY, ServedPlan, family_of, read_served_plan
@@ -173,8 +173,9 @@ def _port(text: str | None) -> int:
 def _small_flags(given: Sequence[str]) -> list[str]:
     """The flags that suit the embedded model, but for those that the user has given."""
     names = {word.partition("=")[0].replace("_", "-") for word in given}
+    template = (llava_path() / "chat_template.jinja").read_text(encoding="utf-8")
     flags: list[str] = []
-    words = list(SMALL)
+    words = [*SMALL, "--chat-template", "{{ bos_token }}" + template]  # the model has learned prompts that begin with it
     while words:
         flag = words.pop(0)
         value = [] if not words or words[0].startswith("--") else [words.pop(0)]

@@ -39,6 +39,7 @@ class ServedPlan:
     text: str  # of the plan
     cut: Cut
     compact: bool  # tokens that stay are numbered anew
+    has_grid_positions: bool  # the language model numbers image tokens by row and column
     depth: int = 0  # blocks of the tower that run, for @out
 
     @property
@@ -92,7 +93,7 @@ def read_served_plan(config: Mapping[str, Any]) -> ServedPlan | None:
         )
     if positions == "original":
         _check_positions(config, family)
-    served = ServedPlan(str(plan), cut, positions == "compact", depth)
+    served = ServedPlan(str(plan), cut, positions == "compact", family.has_grid_positions, depth)
     if family.cuts_tower_output:
         served.kept(grid_of(config)[0] * grid_of(config)[1])  # known at the start, so an empty result is an error now
     return served

@@ -12,7 +12,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from tokensieve.serving.choosing import ImageCutter
 from tokensieve.serving.engine_config import plan_of
 from tokensieve.serving.positions import N_COLUMNS, fill_positions, first_positions, offset_columns, span
-from tokensieve.serving.served_plan import PLAN_KEY, ServedPlan, family_of
+from tokensieve.serving.served_plan import PLAN_KEY, ServedPlan
 from tokensieve.serving.vllm_models.processor import FIELD, read_hash
 
 Grid = tuple[int, int]
@@ -42,7 +42,6 @@ class CutModel:
         assert plan is not None
         self.plan: ServedPlan = plan
         self.cutter = ImageCutter(plan)
-        self.has_grid_positions = family_of(self.config.to_dict()).has_grid_positions
         self.encoder_budget = int(vllm_config.scheduler_config.max_num_batched_tokens)  # tokens before the cut, at a time
         self._images: list[list[int]] = []  # what the processor says about the images that are being encoded
 
@@ -75,7 +74,7 @@ class CutModel:
         """Features (B, K, E) with the columns of their offsets, unless positions are compact."""
         if self.plan.compact:
             return features
-        columns = offset_columns(index, width, self.has_grid_positions)
+        columns = offset_columns(index, width, self.plan.has_grid_positions)
         return torch.cat([features, columns.to(features)], dim=-1)
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: Sequence[Any]) -> tuple[Tensor, int]:
@@ -84,7 +83,7 @@ class CutModel:
         for feature in sorted(mm_features, key=lambda feature: feature.mm_position.offset):
             place, kept = feature.mm_position.offset, feature.mm_position.length
             h, w = feature.data[FIELD].data.tolist()[:2]
-            images.append((place, kept, kept if self.plan.compact else span((h, w), self.has_grid_positions)))
+            images.append((place, kept, kept if self.plan.compact else span((h, w), self.plan.has_grid_positions)))
         if self.plan.compact:
             return torch.arange(len(input_tokens)).expand(3, -1).clone(), 0
         return first_positions(len(input_tokens), images)

@@ -6,6 +6,7 @@ Each image goes to the model with four numbers: its grid (h, w) of tokens before
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from vllm.multimodal.processing import PromptUpdate
 from tokensieve.errors import UserError
 from tokensieve.serving.engine_config import plan_of
 from tokensieve.serving.positions import span
-from tokensieve.serving.served_plan import ServedPlan, family_of
+from tokensieve.serving.served_plan import ServedPlan
 
 FIELD = "tokensieve_image"  # of the data of an image: (h, w, hash, hash)
 HALF = 31  # bits of each part of a hash
@@ -40,17 +41,30 @@ def read_hash(row: Sequence[int]) -> int:
     return (row[2] << HALF) | row[3]
 
 
+def plan_for(config: Any) -> ServedPlan:
+    """The plan of a model that has one."""
+    plan = plan_of(config)
+    if plan is None:
+        raise RuntimeError("the model has no plan")
+    return plan
+
+
 class PlanInfo:
     """Mixed into vLLM's ProcessingInfo of a family."""
+
+    @functools.cached_property
+    def plan(self: Any) -> ServedPlan:
+        """The plan of the model."""
+        return plan_for(self.get_hf_config())
 
     @property
     def model_id(self: Any) -> str:
         """Goes into the hash of images, and so into the key of every cache of them."""
-        plan = plan_of(self.get_hf_config())
-        return super().model_id if plan is None else f"{super().model_id}|{plan.identity}"  # type: ignore[misc]
+        return f"{super().model_id}|{self.plan.identity}"  # type: ignore[misc]
 
     def get_supported_mm_limits(self: Any) -> Mapping[str, int | None]:
-        return {"image": super().get_supported_mm_limits()["image"]}  # type: ignore[misc]
+        limits = super().get_supported_mm_limits()  # type: ignore[misc]
+        return {modality: limit if modality == "image" else 0 for modality, limit in limits.items()}
 
 
 class PlanProcessor:
@@ -58,11 +72,15 @@ class PlanProcessor:
 
     info: Any
 
-    @property
+    @functools.cached_property
     def plan(self) -> ServedPlan:
-        if (plan := plan_of(self.info.get_hf_config())) is None:
-            raise RuntimeError("the model has no plan")
-        return plan
+        """The plan of the model."""
+        return plan_for(self.info.get_hf_config())
+
+    @functools.cached_property
+    def _grids(self) -> OrderedDict[str, tuple[int, int]]:
+        """The grids of images by their hash: vLLM keeps no data of images that it has sent to the model before."""
+        return OrderedDict()
 
     def grids(self, processed: Mapping[str, Any]) -> list[tuple[int, int]]:
         """The grid of tokens of each image, (h, w), from what the processor of Hugging Face made."""
@@ -107,20 +125,19 @@ class PlanProcessor:
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         made = super().apply(*args, **kwargs)  # type: ignore[misc]
-        self._check_positions(made)
+        if not self.plan.compact:
+            self._check_positions(made)
         return made
 
     def _check_positions(self, made: Any) -> None:
-        """A ValueError, which vLLM answers the request with, if the uncut prompt has more positions than the model."""
-        config = self.info.get_hf_config()
-        if self.plan.compact:
-            return
-        has_grid = family_of(config.to_dict()).has_grid_positions
-        largest = config.get_text_config().max_position_embeddings
-        needed = len(made["prompt_token_ids"])
+        """A ValueError, with which vLLM answers the request, if positions of the uncut prompt cannot be given to its tokens."""
+        largest = self.info.get_hf_config().get_text_config().max_position_embeddings
+        needed = length = len(made["prompt_token_ids"])
         for name, item, place in zip(*(made[of].get("image", []) for of in _PARTS), strict=True):
+            if place.offset + place.length == length:
+                raise ValueError("tokensieve: the prompt ends with an image; put some text behind it")
             grid = self._grid(name, item)
-            needed += 0 if grid is None else span(grid, has_grid) - place.length
+            needed += 0 if grid is None else span(grid, self.plan.has_grid_positions) - place.length
         if needed > largest:
             raise ValueError(
                 f"tokensieve: the prompt takes {needed} positions before its images are cut, and the model has {largest}; send "
@@ -128,11 +145,10 @@ class PlanProcessor:
             )
 
     def _grid(self, name: str, item: Any) -> tuple[int, int] | None:
-        """The grid of an image; vLLM keeps no data of images that it has sent to the model before."""
-        seen: OrderedDict[str, tuple[int, int]] = self.__dict__.setdefault("_grids", OrderedDict())
+        """The grid of an image."""
         if item is not None:
             h, w = item[FIELD].data.tolist()[:2]
-            seen[name] = (h, w)
-            if len(seen) > REMEMBERED:
-                seen.popitem(last=False)
-        return seen.get(name)
+            self._grids[name] = (h, w)
+            if len(self._grids) > REMEMBERED:
+                self._grids.popitem(last=False)
+        return self._grids.get(name)

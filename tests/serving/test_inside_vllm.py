@@ -1,0 +1,268 @@
+"""The parts that run inside vLLM, on small stand-ins for its modules: vLLM itself is not installed here (`make test-vllm`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tokensieve.embedded import llava_path
+
+LLAVA = json.loads((llava_path() / "config.json").read_text())
+QWEN = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "image_token_id": 9,
+    "text_config": {"rope_parameters": {"rope_type": "default"}, "max_position_embeddings": 64},
+    "vision_config": {},
+}
+STAND_INS: dict[str, dict[str, Any]] = {
+    "vllm": {},
+    "vllm.model_executor": {},
+    "vllm.model_executor.models": {},
+    "vllm.model_executor.models.config": {"MODELS_CONFIG_MAP": {}, "VerifyAndUpdateConfig": object},
+    "vllm.multimodal": {"MULTIMODAL_REGISTRY": SimpleNamespace(register_processor=lambda *of, **makers: lambda cls: cls)},
+    "vllm.multimodal.inputs": {"MultiModalFieldConfig": SimpleNamespace(batched=lambda *of, **how: (of, how))},
+    "vllm.multimodal.processing": {"PromptUpdate": object},
+}
+
+
+class Config(SimpleNamespace):
+    """A config of transformers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value.to_dict() if isinstance(value, Config) else value for name, value in vars(self).items()}
+
+    def get_text_config(self) -> Any:
+        return self.text_config
+
+
+def as_config(values: dict[str, Any], **more: Any) -> Config:
+    return Config(**{name: as_config(value) if name.endswith("_config") else value for name, value in (values | more).items()})
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Our modules as vLLM would have imported them."""
+    for name, values in STAND_INS.items():
+        module = ModuleType(name)
+        vars(module).update({key: dict(value) if isinstance(value, dict) else value for key, value in values.items()})
+        monkeypatch.setitem(sys.modules, name, module)
+    names = {"config": "engine_config", "processor": "vllm_models.processor", "model": "vllm_models.model"}
+    for name in names.values():
+        monkeypatch.delitem(sys.modules, f"tokensieve.serving.{name}", raising=False)
+    yield SimpleNamespace(**{short: importlib.import_module(f"tokensieve.serving.{name}") for short, name in names.items()})
+    for name in names.values():
+        sys.modules.pop(f"tokensieve.serving.{name}", None)
+
+
+def vllm_config(config: Config) -> Any:
+    multimodal = SimpleNamespace(video_pruning_rate=None, enable_mm_embeds=False)
+    scheduler = SimpleNamespace(max_num_batched_tokens=512, max_num_encoder_input_tokens=512)
+    model = SimpleNamespace(hf_config=config, multimodal_config=multimodal)
+    return SimpleNamespace(model_config=model, scheduler_config=scheduler)
+
+
+class Stock:
+    """A model of vLLM."""
+
+    hf_to_vllm_mapper = "stock"
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        self.config = vllm_config.model_config.hf_config
+
+    def embed_multimodal(self, **kwargs: Any) -> dict[str, Any]:
+        return kwargs
+
+
+def make_model(inside: SimpleNamespace, config: Config) -> Any:
+    cut = type("Cut", (inside.model.CutModel, Stock), {"stock": Stock, "hf_to_vllm_mapper": "ours"})
+    return cut(vllm_config=vllm_config(config))
+
+
+def test_without_a_plan_the_model_is_that_of_vllm(inside: SimpleNamespace) -> None:
+    model = make_model(inside, as_config(LLAVA))
+    assert type(model) is Stock and model.hf_to_vllm_mapper == "stock"
+    assert type(make_model(inside, as_config(LLAVA, image_pruning_rate=0))) is Stock
+    none = make_model(inside, as_config(LLAVA, tokensieve_plan="none"))
+    assert type(none) is Stock and none.hf_to_vllm_mapper == "ours"  # it knows the names of weights of newer transformers
+
+
+def test_without_a_plan_the_configuration_is_that_of_vllm(inside: SimpleNamespace) -> None:
+    config = vllm_config(as_config(LLAVA))
+    before = repr(config)
+    inside.config.PlanHooks.verify_and_update_model_config(config.model_config)
+    inside.config.PlanHooks.verify_and_update_config(config)
+    assert repr(config) == before
+
+
+def test_the_configuration_under_a_plan(inside: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    config = vllm_config(as_config(LLAVA, tokensieve_plan="cover@out:49"))
+    with caplog.at_level(logging.WARNING):
+        inside.config.PlanHooks.verify_and_update_model_config(config.model_config)
+        inside.config.PlanHooks.verify_and_update_config(config)
+    assert config.model_config.hf_config.text_config.rope_parameters["mrope_section"] == [0, 16, 0]
+    assert config.model_config.multimodal_config.video_pruning_rate  # vLLM asks for positions
+    assert config.scheduler_config.max_num_encoder_input_tokens == 512 // 4  # 49 of 196: charged before the cut
+    assert "log(size) is not added" in caplog.text
+    caplog.clear()
+    compact = vllm_config(as_config(LLAVA, tokensieve_plan="divprune@out:49", tokensieve_positions="compact"))
+    inside.config.PlanHooks.verify_and_update_model_config(compact.model_config)
+    assert compact.model_config.multimodal_config.video_pruning_rate is None and not caplog.text
+    assert "mrope_section" not in compact.model_config.hf_config.text_config.rope_parameters
+
+
+def test_what_cannot_be_served_ends_the_start(inside: SimpleNamespace) -> None:
+    for config, reason in (
+        (as_config(LLAVA, tokensieve_plan="prumerge@out:49"), "tokensieve: .*decides for each image"),
+        (as_config(QWEN, tokensieve_plan="anchor@llm.0:49"), "tokensieve: .*needs the attention"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            inside.config.PlanHooks.verify_and_update_model_config(vllm_config(config).model_config)
+    embeds = vllm_config(as_config(LLAVA, tokensieve_plan="cover@out:49"))
+    embeds.model_config.multimodal_config.enable_mm_embeds = True
+    with pytest.raises(ValueError, match="leave --enable-mm-embeds out"):
+        inside.config.PlanHooks.verify_and_update_model_config(embeds.model_config)
+
+
+def rows_for(inside: SimpleNamespace, *grids: tuple[int, int]) -> torch.Tensor:
+    made = torch.Generator().manual_seed(0)
+    return torch.stack([inside.processor.image_row(torch.randn(3, 4, generator=made), grid) for grid in grids])
+
+
+def test_images_of_several_sizes_are_cut_in_batches(inside: SimpleNamespace) -> None:
+    """Each as it would be alone, in their order; DeepStack's features are those of the tokens that stay."""
+    grids = [(4, 6), (2, 3), (4, 6)]
+    features = [torch.randn(h * w, 8 + 16, generator=torch.Generator().manual_seed(n)) for n, (h, w) in enumerate(grids)]
+    model = make_model(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:50%"))
+    assert model.embed_multimodal(tokensieve_image=rows_for(inside, *grids), pixels=1) == {"pixels": 1}
+    out = model.cut_features(features, 8, lambda grid: None)
+    for each, feature, (h, w) in zip(out, features, grids, strict=True):
+        assert each.shape == (h * w // 2, 24 + 4)
+        offsets = inside.model.N_COLUMNS
+        row, column = each[:, -offsets + 1], each[:, -1]
+        index = (row * w + column).long()
+        torch.testing.assert_close(each[:, :-offsets], feature[index])
+
+
+def prompt_of(model: Any, inside: SimpleNamespace, grids: list[tuple[int, int]]) -> tuple[list[int], list[Any]]:
+    """Three words before each image and two behind all."""
+    ids, features = [], []
+    for row in rows_for(inside, *grids):
+        ids += [1, 1, 1]
+        kept = model.plan.kept(int(row[0] * row[1]))
+        place = SimpleNamespace(offset=len(ids), length=kept)
+        data = {inside.processor.FIELD: SimpleNamespace(data=row)}
+        features.append(SimpleNamespace(mm_position=place, data=data))
+        ids += [9] * kept
+    return [*ids, 1, 1], features
+
+
+@pytest.mark.parametrize("cut_at", [0, 4, 9, 15])
+def test_positions_in_two_chunks(inside: SimpleNamespace, cut_at: int) -> None:
+    grids = [(4, 6), (2, 3)]
+    model = make_model(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:50%"))
+    model.embed_multimodal(tokensieve_image=rows_for(inside, *grids))
+    embeds = model.cut_features([torch.randn(h * w, 8) for h, w in grids], 8, lambda grid: None)
+    ids, features = prompt_of(model, inside, grids)
+    positions, delta = model.get_mrope_input_positions(ids, features[::-1])
+    for start, stop in ((0, cut_at), (cut_at, len(ids)), (0, len(ids))):
+        parts = []
+        for each, feature in zip(embeds, features, strict=True):
+            first = max(0, start - feature.mm_position.offset)
+            last = min(len(each), stop - feature.mm_position.offset)
+            parts += [each[first:last]] if first < last else []
+        cleaned, positions, delta = model.recompute_mrope_positions(ids, parts, positions, start)
+        assert all(part.shape[1] == 8 for part in cleaned)
+    where, at, expected = 0, 0, []
+    for each, (h, w) in zip(embeds, grids, strict=True):
+        expected += [[at + i] * 3 for i in range(3)]
+        expected += [[at + 3, at + 3 + int(row), at + 3 + int(column)] for row, column in each[:, [-3, -1]]]
+        where, at = where + 3 + len(each), at + 3 + max(h, w)
+    expected += [[at] * 3, [at + 1] * 3]
+    assert positions.T.tolist() == expected
+    assert delta == at + 2 - len(ids)
+
+
+def test_compact_positions_count_what_stays(inside: SimpleNamespace) -> None:
+    model = make_model(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:50%", tokensieve_positions="compact"))
+    ids, features = prompt_of(model, inside, [(4, 6)])
+    positions, delta = model.get_mrope_input_positions(ids, features)
+    assert positions.tolist() == [list(range(len(ids)))] * 3 and delta == 0
+    model.embed_multimodal(tokensieve_image=rows_for(inside, (4, 6)))
+    assert model.cut_features([torch.randn(24, 8)], 8, lambda grid: None)[0].shape == (12, 8)
+
+
+@dataclasses.dataclass
+class Update:
+    modality: str
+    replacement: Any
+
+
+class StockProcessor:
+    """A processor of vLLM."""
+
+    def __init__(self, config: Config) -> None:
+        self.info = SimpleNamespace(get_hf_config=lambda: config)
+
+    def _postprocess_hf_mm_data(self, inputs: Any, kwargs: Any, processed: Any) -> Any:
+        return processed
+
+    def _get_mm_fields_config(self, *args: Any) -> dict[str, Any]:
+        return {"pixel_values": "batched"}
+
+    def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> list[Update]:
+        return [Update("image", lambda item: [9] * 24), Update("video", "untouched")]
+
+    def apply(self, made: Any) -> Any:
+        return made
+
+
+def make_processor(inside: SimpleNamespace, config: Config) -> Any:
+    grids = {"grids": lambda self, processed: [(4, 6)] * len(processed["pixel_values"])}
+    return type("Processor", (inside.processor.PlanProcessor, StockProcessor), grids)(config)
+
+
+def test_prompts_get_as_many_tokens_as_stay(inside: SimpleNamespace) -> None:
+    processor = make_processor(inside, as_config(QWEN, tokensieve_plan="cover@llm.0:25%"))
+    field = inside.processor.FIELD
+    processed = processor._postprocess_hf_mm_data(None, {}, {"pixel_values": torch.randn(2, 3, 4)})
+    assert processed[field].shape == (2, 4) and processed[field][:, :2].tolist() == [[4, 6]] * 2
+    hashes = [inside.processor.read_hash(row) for row in processed[field].tolist()]
+    assert len(set(hashes)) == 2 and all(0 <= each < 1 << 62 for each in hashes)
+    assert field not in processor._postprocess_hf_mm_data(None, {}, {})  # a prompt without images
+    assert set(processor._get_mm_fields_config(None, {})) == {"pixel_values", field}
+    items = {"image": [{field: SimpleNamespace(data=row)} for row in processed[field]]}
+    image, video = processor._get_prompt_updates(mm_items=None, hf_processor_mm_kwargs={}, out_mm_kwargs=items)
+    assert image.replacement(0) == [9] * 6 and video.replacement == "untouched"
+    too_few = make_processor(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:-24"))
+    (image, _) = too_few._get_prompt_updates(mm_items=None, hf_processor_mm_kwargs={}, out_mm_kwargs=items)
+    with pytest.raises(ValueError, match="leaves no token of an image that has 24"):
+        image.replacement(0)
+
+
+def test_a_prompt_with_too_many_positions_is_an_error_of_its_request(inside: SimpleNamespace) -> None:
+    """Positions beyond the model's would end the server. vLLM has no data of images that it has seen before."""
+
+    def made(words: int, item: Any, offset: int = 3) -> dict[str, Any]:
+        place = SimpleNamespace(offset=offset, length=6)
+        image = {"mm_hashes": {"image": ["a"]}, "mm_kwargs": {"image": [item]}, "mm_placeholders": {"image": [place]}}
+        return {"prompt_token_ids": [1] * (words + 6), **image}
+
+    processor = make_processor(inside, as_config(LLAVA, tokensieve_plan="cover@out:6"))
+    item = {inside.processor.FIELD: SimpleNamespace(data=torch.tensor([14, 14, 0, 0]))}
+    assert processor.apply(made(512 - 196, item))["prompt_token_ids"]
+    for again in (item, None):
+        with pytest.raises(ValueError, match="takes 513 positions before its images are cut, and the model has 512"):
+            processor.apply(made(513 - 196, again))
+    with pytest.raises(ValueError, match="ends with an image; put some text behind it"):
+        processor.apply(made(9, item, offset=9))
+    compact = make_processor(inside, as_config(LLAVA, tokensieve_plan="cover@out:6", tokensieve_positions="compact"))
+    assert compact.apply(made(513 - 196, item))

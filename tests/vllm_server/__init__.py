@@ -1,0 +1,1 @@
+"""`make test-vllm`: the plug-in against a real vLLM server, in a virtual environment of its own."""
