@@ -70,7 +70,7 @@ COMMANDS.add(
         "No labels are needed. The same command again goes on with a search that was stopped.",
         add_tune_flags,
         run_tune,
-        usage="tokensieve tune [--model NAME] [--images PATH ...] [--speedup X] [--keep N]",
+        usage="tokensieve tune [--model NAME] [--images PATH ...] [--speedup X] ...",
         order=45,
         examples=(
             "tokensieve tune",
