@@ -30,7 +30,7 @@ COMMANDS.add(
         f"package on its own test set, full and with the plans anchor, random and grid. {DEFAULTS_RULE}",
         add_eval_flags,
         run_eval,
-        usage="tokensieve eval [--dataset NAME ...] [--model NAME ...] [--plan PLAN] [FLAGS]",
+        usage="tokensieve eval [--dataset NAME ...] [--model NAME ...] [--plan PLAN] ...",
         order=10,
         examples=(
             "tokensieve eval",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ class Help(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
+
+    def start_section(self, heading: str | None) -> None:
+        super().start_section(heading and textwrap.fill(heading, self._width - 1))
 
 
 class Parser(argparse.ArgumentParser):

@@ -47,7 +47,7 @@ EXTRAS = (
     Extra(
         "vlm",
         "Hugging Face models: LLaVA, Qwen-VL, CLIP, SigLIP, DINO",
-        {"transformers": "transformers", "torchvision": "torchvision"},
+        {"transformers": "transformers", "torchvision": "torchvision", "huggingface_hub": "huggingface-hub"},
     ),
     Extra("timm", "timm models", {"timm": "timm"}),
     Extra("reid", "re-identification", {"open_clip": "open-clip-torch", "timm": "timm"}),

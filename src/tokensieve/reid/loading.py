@@ -15,6 +15,7 @@ import torch
 from tokensieve import embedded
 from tokensieve.errors import UserError, did_you_mean, short
 from tokensieve.files import read_json, write_bytes, write_json
+from tokensieve.installation.packages import missing_package
 from tokensieve.models.loading.fingerprints import identity
 from tokensieve.models.loading.loaded import Loaded, no_text
 from tokensieve.parts.header import CHECKSUM, MAX_HEADER, as_header, check_header, checksum
@@ -105,6 +106,8 @@ def read(name: str) -> ReidModel:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             wanted = make_model(settings).state_dict()
+    except ImportError as error:
+        raise (missing_package(error) or error) from error.__cause__
     except Exception as error:  # settings of any kind lead to any kind
         raise UserError(f"{source}: damaged, or of another version ({short(error, 160)})") from None
     state, _ = parse_safetensors(content, source)
