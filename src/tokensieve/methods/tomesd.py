@@ -8,8 +8,8 @@ the released code is MIT.
     the r senders with the highest cosine are merged into theirs             plain mean: sizes do not count
 
 Place: before attention and MLP of the blocks of a U-Net, with unmerging behind them. Here it is a reduction like others, after
-half the depth by default; nothing is unmerged. At least the receivers stay: ceil(h/2) ceil(w/2) at most, fewer if the grid is
-odd. The grid must be complete, so it is the first cut of a tower; elsewhere tokens are taken as one row of pairs.
+half the depth by default; nothing is unmerged. At least the receivers stay, a quarter of the patches. The grid must be complete,
+so it is the first cut of a tower; elsewhere tokens are taken as one row, of which every fourth receives.
 Of equal cosines the first wins. Tokens come out in raster order of what represents them.
 """
 
@@ -28,16 +28,17 @@ from tokensieve.scoring import cosine, full_precision
     selects=False,
     budget=lambda options: "50%",
     norm=0.0,
-    min_keep=lambda n: -(-n // 2),
+    min_keep=lambda n: -(-n // 4),
 )
 @full_precision
 def tomesd(view: View, keep: int) -> Reduction:
     """One matching of senders to receivers."""
     h, w = (1, view.n) if view.grid is None else (view.grid[-2], view.grid[-1])
     at = torch.arange(view.n, device=view.tokens.device)
-    row, column = at // w, at % w
-    step = min(2, h)
-    receives = (row % step == 0) & (column % 2 == 0) & (row < h - h % step) & (column < w - w % 2)
+    row, column = at // w % h, at % w
+    down, right = (1, 4) if h == 1 else (4, 1) if w == 1 else (2, 2)
+    receives = (row % down == 0) & (column % right == 0) & (row < h - h % down) & (column < w - w % right)
+    receives = receives | ((at == 0) & ~receives.any())
     receivers, senders = at[receives], at[~receives]  # (R,), (S,)
     keep = max(keep, len(receivers))
     similarity, partner = cosine(view.tokens[:, senders], view.tokens[:, receivers]).max(-1)  # (B, S)
