@@ -150,8 +150,9 @@ def load_subject(task: BoardTask, batch_size: int, eval_flags: Sequence[str]) ->
     pretrained = embedded.PRETRAINED if task.model == embedded.MODEL else ""
     loaded = loading.load(task.model, pretrained, model_type=task.model_type)
     given = dict(pairwise(eval_flags))
+    data = task.dataset if task.name == PHOTOS else embedded.DATASET  # times do not depend on the images
     source = data_registry.build_source(
-        task.dataset, loaded.transform, root=given.get("--dataset_root", "root"), split="test", limit=batch_size
+        data, loaded.transform, root=given.get("--dataset_root", "root"), split="test", limit=batch_size
     )
     images = next(iter(source.loader(batch_size, 0))).images
     net = loaded.model.eval()

@@ -13,7 +13,7 @@ import pytest
 from tests.support.paths import ROOT
 from tokensieve.cli import main
 from tokensieve.errors import UserError
-from tokensieve.leaderboard import curves
+from tokensieve.leaderboard import curves, markdown
 from tokensieve.leaderboard.rows import check_row, file_value, read_folder
 
 
@@ -117,3 +117,23 @@ def test_a_row_is_really_measured(tmp_path: Path) -> None:
     rows, _ = read_folder(tmp_path)
     assert {row["method"] for row in rows} == {"random", "evit"}
     assert all(row["samples"] == 32 and row["tokens_left"] < 196 for row in rows)
+
+
+def test_rows_of_other_numbers_of_samples_are_another_board() -> None:
+    rows = [a_row(), a_row(samples=7, method="evit", plan="evit:50%")]
+    assert len(curves.boards(rows)) == 2
+    text = markdown.tables(rows)
+    assert ", 7 samples," in text and text.count("###") == 2
+
+
+def test_methods_with_the_same_reason_share_a_line() -> None:
+    entry = {"task": "classification", "model": "m", "placement": "half"}
+    table = markdown.skipped_table(
+        [
+            entry | {"method": "trim", "reason": "trim@4:16: trim needs the text of each image (at 8 %)"},
+            entry | {"method": "mmtok", "reason": "mmtok@4:29: mmtok needs the text of each image (at 15 %)"},
+            entry | {"method": "tome", "reason": "leaves 98 of 196 tokens where 16 are wanted (at 8 %)"},
+        ]
+    )
+    assert "`trim`, `mmtok` | needs the text of each image |" in table and table.count("\n") == 3
+    assert "does not reach the smaller budgets" in table

@@ -149,8 +149,8 @@ def test_mctf(clustered: bool) -> None:
     reduction = decide("mctf", view, N - 11)
     for b in range(2):
         x = view.tokens[b].double().numpy()
-        received = attention_of(view, b).mean(0).mean(0)[1:]
-        items = [([i], x[i], received[i], 1.0) for i in range(N)]  # members, token, attention, size
+        attention = attention_of(view, b).mean(0)  # with CLS
+        items = [([i], x[i], attention[:, 1 + i].mean(), 1.0) for i in range(N)]  # members, token, attention, size
         in_a = [i % 2 == 1 for i in range(N)]
         for r, senders in ((5, True), (6, False)):
             u = np.array([1 / item[2] for item in items])
@@ -170,9 +170,17 @@ def test_mctf(clustered: bool) -> None:
                 weights = [g[2] * g[3] for g in group]
                 token = sum(w * g[1] for w, g in zip(weights, group, strict=True)) / sum(weights)
                 members = [n for g in group for n in g[0]]
-                new_items.append((members, token, sum(g[2] for g in group), sum(g[3] for g in group)))
+                new_items.append((members, token, weights, sum(g[3] for g in group)))
                 new_a.append(in_a[i])
-            items, in_a = new_items, new_a
+            rows = [attention[0]]  # of CLS
+            for members, _, weights, _ in new_items:
+                each = [attention[1 + n] for n in members]  # weights are of the members: each was one token before
+                rows.append(sum(w * row for w, row in zip(weights, each, strict=True)) / sum(weights) if senders else each[0])
+            items = [
+                (members, token, np.mean([sum(row[1 + n] for n in members) for row in rows]), size)
+                for members, token, _, size in new_items
+            ]
+            in_a = new_a
         check_outputs(reduction, view, b, {frozenset(members): token for members, token, _, _ in items})
 
 

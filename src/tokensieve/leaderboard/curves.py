@@ -10,17 +10,17 @@ from tokensieve.leaderboard.rows import Row
 
 TARGET = 2.0  # the speed-up of the last column
 RESIZE = "resize"
-Board = tuple[str, str, str]  # task, data set, model
+Board = tuple[str, str, str, int]  # task, data set, model, samples
 Curve = list[tuple[float, float]]  # speed-up, score
 
 
 def board_of(row: Mapping[str, Any]) -> Board:
     """What rows must share to be compared."""
-    return row["task"], row["dataset"], row["model"]
+    return row["task"], row["dataset"], row["model"], row["samples"]
 
 
 def boards(rows: Sequence[Row]) -> dict[Board, list[Row]]:
-    """Rows by task, data set and model, in the order in which these appear."""
+    """Rows by task, data set, model and number of samples, in the order in which these appear."""
     found: dict[Board, list[Row]] = {}
     for row in rows:
         found.setdefault(board_of(row), []).append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from tokensieve.leaderboard import curves
@@ -28,9 +29,7 @@ def title(rows: Sequence[Row]) -> str:
     """The heading of a board."""
     first = rows[0]
     unit = ", %" if scale(first) == 100 else ""
-    counts = sorted({row["samples"] for row in rows})
-    samples = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-    return f"{first['task']}: {first['model']} on {first['dataset']}, {samples} samples, {first['metric']}{unit}"
+    return f"{first['task']}: {first['model']} on {first['dataset']}, {first['samples']:,} samples, {first['metric']}{unit}"
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -64,13 +63,20 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def skipped_table(skipped: Sequence[Row]) -> str:
-    """Which methods a model cannot carry out, and why; places with the same reason share a line."""
+    """Which methods a model cannot carry out, and why; methods with the same reason share a line."""
     found: dict[tuple[str, str, str], dict[str, None]] = {}
     for entry in skipped:
-        place = f" ({entry['placement']})" if entry.get("placement") else ""
-        found.setdefault((entry["model"], entry["method"], entry["reason"]), {})[f"{entry['task']}{place}"] = None
-    lines = ["| model | method | tasks | reason |", "|---|---|---|---|"]
-    for (model, method, reason), tasks in sorted(found.items()):
+        key = (entry["model"], entry.get("placement") or "all", general_reason(entry["reason"], entry["method"]))
+        found.setdefault(key, {})[f"`{entry['method']}`"] = None
+    lines = ["| model | place | methods | reason |", "|---|---|---|---|"]
+    for (model, place, reason), methods in sorted(found.items()):
         reason = reason.replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {model} | `{method}` | {', '.join(tasks)} | {reason} |")
+        lines.append(f"| {model} | {place} | {', '.join(methods)} | {reason} |")
     return "\n".join(lines)
+
+
+def general_reason(reason: str, method: str) -> str:
+    """The reason without the plan, the method and the budgets at which it was met."""
+    found = re.sub(rf"^{method}[@:][^ ]*: ", "", re.sub(r" \(at [^()]*\)$", "", reason))
+    found = re.sub(r"^leaves \d+ of \d+ tokens where \d+ are wanted$", "does not reach the smaller budgets", found)
+    return re.sub(rf"^{method} ", "", found)

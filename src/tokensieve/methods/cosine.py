@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 
 from tokensieve.core import Reduction, View
+from tokensieve.methods.places import floored_share
 from tokensieve.methods.registry import method
 from tokensieve.scoring import full_precision, top
 
@@ -23,6 +24,7 @@ from tokensieve.scoring import full_precision, top
     summary="the tokens that are least like all others, by one sum of unit vectors",
     paper="vLLM, a branch for image pruning, 2026",
     budget=lambda options: "50%",
+    count=floored_share,
     where=lambda depth, decoder: "llm.0" if decoder else "out",
 )
 @full_precision

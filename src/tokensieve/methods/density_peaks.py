@@ -50,12 +50,13 @@ def density_and_gap(x: Tensor, k: int, mask: Tensor | None = None) -> tuple[Tens
     far = None if mask is None else ~mask[:, None]  # (B, 1, N)
     rows = max(1, MAX_ENTRIES // n)
 
-    def blocks() -> list[slice]:
-        return [slice(start, start + rows) for start in range(0, n, rows)]
-
+    blocks = [slice(start, start + rows) for start in range(0, n, rows)]
+    known: dict[int, Tensor] = {}  # the distances, if one block has all of them
     density, largest = [], []
-    for block in blocks():
+    for block in blocks:
         distance = _distances(x[:, block], x)  # (B, R, N)
+        if len(blocks) == 1:
+            known[block.start] = distance
         near = distance if far is None else distance.masked_fill(far, torch.inf)
         squares = near.topk(min(k, n), dim=-1, largest=False).values.square()  # inf: fewer than k tokens are real
         density.append((-squares.masked_fill(squares.isinf(), 0.0).sum(-1) / min(k, n)).exp())
@@ -66,10 +67,11 @@ def density_and_gap(x: Tensor, k: int, mask: Tensor | None = None) -> tuple[Tens
         rho, farthest = rho.masked_fill(~mask, -1.0), farthest.masked_fill(~mask, 0.0)
     order = torch.arange(n, device=x.device)
     gaps = []
-    for block in blocks():
+    for block in blocks:
         mine = rho[:, block, None]
         denser = (rho[:, None] > mine) | ((rho[:, None] == mine) & (order < order[block, None]))  # (B, R, N)
-        gaps.append(_distances(x[:, block], x).masked_fill(~denser, torch.inf).amin(-1))
+        distance = known[block.start] if known else _distances(x[:, block], x)
+        gaps.append(distance.masked_fill(~denser, torch.inf).amin(-1))
     delta = torch.cat(gaps, dim=1)
     return rho, torch.where(delta.isinf(), farthest.amax(-1, keepdim=True), delta)
 

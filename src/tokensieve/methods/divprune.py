@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from tokensieve.core import Reduction, View
 from tokensieve.methods.max_min import loneliest, most_diverse
+from tokensieve.methods.places import rounded_share
 from tokensieve.methods.registry import method
 
 
@@ -20,6 +21,7 @@ from tokensieve.methods.registry import method
     summary="the tokens that are as far from each other as possible",
     paper='Alvar et al., "DivPrune: Diversity-based Visual Token Pruning", CVPR, 2025, arXiv:2503.02175',
     budget=lambda options: "9.8%",
+    count=rounded_share,
     where=lambda depth, decoder: "llm.0" if decoder else "out",
 )
 def divprune(view: View, keep: int) -> Reduction:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from tokensieve.core import Reduction, View
+from tokensieve.methods.places import floored_share
 from tokensieve.methods.registry import method
 from tokensieve.scoring import full_precision, top
 
@@ -25,6 +26,7 @@ from tokensieve.scoring import full_precision, top
     summary="of a video, the tokens that differ most from the same place one frame before",
     paper="Efficient Video Sampling, NVIDIA, 2025, arXiv:2510.14624",
     budget=lambda options: "50%",
+    count=floored_share,
     where=lambda depth, decoder: "llm.0" if decoder else "out",
 )
 @full_precision

@@ -7,7 +7,7 @@ code has no licence.
     before layer K the round(N (1 - R)) largest are kept, in their order, with their positions; K = 2, R = 0.5
 
 `fastv` is `fastv@llm.2:50%`. Attention is that of the layer that just ran (`attention=previous`); the paper's text speaks of
-the attention received from all tokens, the code takes the last row. Shares are rounded up, as in every plan. Budgets of the
+the attention received from all tokens, the code takes the last row. Budgets of the
 authors are averages over layers: all tokens pass the first K layers. Layers behind the cut cache only the tokens that are
 left.
 """
@@ -15,6 +15,7 @@ left.
 from __future__ import annotations
 
 from tokensieve.core import Reduction, View
+from tokensieve.methods.places import rounded_share
 from tokensieve.methods.registry import method
 from tokensieve.scoring import top
 
@@ -24,6 +25,7 @@ from tokensieve.scoring import top
     paper='Chen et al., "An Image is Worth 1/2 Tokens After Layer 2", ECCV, 2024, arXiv:2403.06764',
     needs=("attention",),
     budget=lambda options: "50%",
+    count=rounded_share,
     where="llm.2",
     attention="previous",
 )

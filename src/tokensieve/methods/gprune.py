@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 
 from tokensieve.core import Reduction, View
+from tokensieve.methods.places import floored_share
 from tokensieve.methods.registry import method
 from tokensieve.scoring import cosine, full_precision, top
 
@@ -26,6 +27,7 @@ EDGE, TEMPERATURE, STEPS = 0.5, 0.03, 5
     summary="tokens that gather most information along a graph of similar tokens",
     paper='Jiang et al., "What Kind of Visual Tokens Do We Need?", AAAI, 2025, arXiv:2501.02268',
     budget=lambda options: "25%",
+    count=floored_share,
     where=lambda depth, decoder: "llm.0" if decoder else "out",
 )
 @full_precision

@@ -40,10 +40,10 @@ def kmedoids(view: View, keep: int) -> Reduction:
     distance = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")  # (B, N, N)
     cost = received * distance.sum(-1)  # (B, N)
     medoids = top(received, keep)
+    cheapest = cost.sort(dim=1, stable=True).indices
+    rank = cheapest.argsort(dim=1)  # (B, N), of equal costs the first token is before
     for _ in range(ITERATIONS):
         to_medoids = distance.gather(2, medoids[:, None].expand(-1, view.n, -1))  # (B, N, K)
-        cluster = to_medoids.argmin(-1)  # (B, N)
-        member = cluster[:, None] == torch.arange(keep, device=x.device)[:, None]  # (B, K, N)
-        best = cost[:, None].masked_fill(~member, torch.inf).min(-1)
-        medoids = torch.where(best.values.isinf(), medoids, best.indices)
+        best = torch.full_like(medoids, view.n).scatter_reduce(1, to_medoids.argmin(-1), rank, "amin")  # (B, K)
+        medoids = torch.where(best == view.n, medoids, cheapest.gather(1, best.clamp_max(view.n - 1)))
     return Reduction.keep(medoids, view.n, scores=received)

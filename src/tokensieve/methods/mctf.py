@@ -6,7 +6,7 @@ arXiv:2403.10030. Written from the formulas.
     score_ij = (cos(x_i, x_j) + 1) / 2 (u_i u_j)^(1/20) (v_i v_j)^(1/40)     u = 1 / attention received, v = 1 / size, each /
         its max
     A and B: alternate tokens. The r // 2 best edges join A to B, then r - r // 2 join B to the A that stayed
-    mean weighted by attention x size; sizes and received attention add up
+    mean weighted by attention x size; sizes add up; of the attention, columns add up and rows are averaged with the same weights
 
 Place: between attention and MLP of every block, r = 16. Later attention adds log(size), the option `sizes`. Attention is that
 of the block; the released code takes it one step ahead. The second direction sees the tokens that the first has made. Prefix
@@ -43,12 +43,15 @@ def mctf(view: View, keep: int) -> Reduction:
     """Two matchings, one after the other."""
     assert view.attention is not None
     r, first = view.n - max(keep, min_keep(view.n)), view.attention.prefix % 2
-    x, received, sizes = view.tokens.float(), view.attention.received(), view.sizes_or_ones()
+    rows = torch.cat([entries.mean(1) for entries in view.attention.row_blocks()], dim=1)  # (B, P+N, P+N)
+    p = view.attention.prefix
+    x, received, sizes = view.tokens.float(), rows[:, :, p:].mean(1), view.sizes_or_ones()
     in_a = (torch.arange(view.n, device=x.device) % 2 == first).expand(x.shape[0], -1)
     one, in_a = _fuse(x, received, sizes, in_a, r // 2)
-    x, total = one.apply(x), torch.zeros_like(received[:, : one.k]).scatter_add(1, one.groups, received)
     assert one.sizes is not None
-    two, _ = _fuse(x, total, one.sizes, ~in_a, r - r // 2)
+    columns = one.apply(rows, p)[:, :, p:].mean(1)  # (B, N), from rows that are averaged
+    total = torch.zeros_like(columns[:, : one.k]).scatter_add(1, one.groups, columns)
+    two, _ = _fuse(one.apply(x), total, one.sizes, ~in_a, r - r // 2)
     return replace(one.then(two), sizes=two.sizes)
 
 

@@ -26,6 +26,16 @@ def decoder_quarters(depth: int, decoder: int) -> str:
     return "llm." + ",".join(map(str, numbers))
 
 
+def floored_share(place: Place, options: Mapping[str, Any]) -> int:
+    """int(n * share) tokens, where plans round shares up."""
+    return place.keep if place.share is None else max(1, int(place.n * place.share))
+
+
+def rounded_share(place: Place, options: Mapping[str, Any]) -> int:
+    """round(n * share) tokens, halves to the even number, where plans round shares up."""
+    return place.keep if place.share is None else max(1, round(place.n * place.share))
+
+
 def powers_of_share(place: Place, options: Mapping[str, Any]) -> int:
     """A share at each of several cuts, of the tokens before the first one: int(first * share^i) behind the i-th cut."""
     return place.keep if place.share is None else max(1, int(place.first * place.share ** (place.number + 1)))

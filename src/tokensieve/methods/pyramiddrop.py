@@ -18,17 +18,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokensieve.core import Reduction, View
-from tokensieve.methods.places import decoder_quarters
-from tokensieve.methods.registry import Place, method
+from tokensieve.methods.places import decoder_quarters, powers_of_share
+from tokensieve.methods.registry import method
 from tokensieve.scoring import top
-
-
-def count(place: Place, options: Mapping[str, Any]) -> int:
-    """int(N rate^i) of the original N tokens at the i-th depth, if the budget is a share."""
-    if place.keep == place.keep_first:  # a number of tokens, or the first cut
-        return max(1, place.keep if place.number else min(place.keep, place.n))
-    rate = place.keep_first / place.first
-    return max(1, int(place.first * rate ** (place.number + 1) + 1e-6))
 
 
 @method(
@@ -37,7 +29,7 @@ def count(place: Place, options: Mapping[str, Any]) -> int:
     needs=("attention",),
     budget=lambda options: "50%",
     where=decoder_quarters,
-    count=count,
+    count=powers_of_share,
 )
 def pyramiddrop(view: View, keep: int) -> Reduction:
     """The largest attention of the last row."""

@@ -8,8 +8,8 @@ the released code is MIT.
     the r senders with the highest cosine are merged into theirs             plain mean: sizes do not count
 
 Place: before attention and MLP of the blocks of a U-Net, with unmerging behind them. Here it is a reduction like others, after
-half the depth by default; nothing is unmerged. At least the receivers stay: ceil(h/2) ceil(w/2) at most, fewer if the grid is
-odd. The grid must be complete, so it is the first cut of a tower; elsewhere tokens are taken as one row of pairs.
+half the depth by default; nothing is unmerged. At least the receivers stay, a quarter of the patches. The grid must be complete,
+so it is the first cut of a tower; elsewhere tokens are taken as one row, of which every fourth receives.
 Of equal cosines the first wins. Tokens come out in raster order of what represents them.
 """
 
@@ -28,18 +28,18 @@ from tokensieve.scoring import cosine, full_precision, positions
     selects=False,
     budget=lambda options: "50%",
     norm=0.0,
-    min_keep=lambda n: -(-n // 2),
+    min_keep=lambda n: -(-n // 4),
 )
 @full_precision
 def tomesd(view: View, keep: int) -> Reduction:
     """One matching of senders to receivers."""
     h, w = (1, view.n) if view.grid is None else (view.grid[-2], view.grid[-1])
     at = torch.arange(view.n, device=view.tokens.device)
-    step = min(2, h)
-    corners = {y * w + x for y in range(0, h - h % step, step) for x in range(0, w - w % 2, 2)}
-    receivers = torch.tensor([i for i in range(view.n) if i in corners], device=at.device)  # (R,)
-    senders = torch.tensor([i for i in range(view.n) if i not in corners], device=at.device)  # (S,)
-    keep = max(keep, len(corners))
+    down, right = (1, 4) if h == 1 else (4, 1) if w == 1 else (2, 2)
+    corners = {y * w + x for y in range(0, h - h % down, down) for x in range(0, w - w % right, right)} or {0}
+    receivers = torch.tensor([i for i in range(view.n) if i % (h * w) in corners], device=at.device)  # (R,)
+    senders = torch.tensor([i for i in range(view.n) if i % (h * w) not in corners], device=at.device)  # (S,)
+    keep = max(keep, len(receivers))
     similarity, partner = cosine(view.tokens[:, senders], view.tokens[:, receivers]).max(-1)  # (B, S)
     order = similarity.sort(dim=-1, descending=True, stable=True).indices
     sent = order[:, : view.n - keep]  # (B, r)

@@ -20,6 +20,7 @@ from torch import Tensor
 from tokensieve.core import Reduction, View
 from tokensieve.methods.joining import with_mean_of_rest
 from tokensieve.methods.outliers import above_quartiles
+from tokensieve.methods.places import floored_share
 from tokensieve.methods.registry import method
 from tokensieve.methods.text_space import text_space
 from tokensieve.scoring import full_precision, top
@@ -32,6 +33,7 @@ from tokensieve.scoring import full_precision, top
     selects=False,
     adaptive=True,
     budget=lambda options: "25%",
+    count=floored_share,
     where=lambda depth, decoder: "llm.0" if decoder else "out",
     extra=1,
 )
