@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokensieve import files
 from tokensieve.report.fields import Result, main_metric
@@ -46,7 +47,7 @@ def draw(points: Sequence[Point], across: str, up: str, title: str, kind: str) -
     axes.tick_params(labelsize=7)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    text = {"parse_math": False}
+    text: Any = {"parse_math": False}
     axes.set_xlabel(across, fontsize=8, **text)
     axes.set_ylabel(up, fontsize=8, **text)
     figure.text(0.01, 0.985, title, fontsize=7.5, va="top", **text)
@@ -54,8 +55,8 @@ def draw(points: Sequence[Point], across: str, up: str, title: str, kind: str) -
     axes.step([p.x for p in best], [p.y for p in best], where="post", color="#666666", linestyle="--", linewidth=1)
     for point in points:
         colour = COLOURS[int(point.kind)] if point.kind.isdigit() else "#1a1a1a"
-        style = {"marker": MARKERS.get(point.kind, "o"), "markersize": 5, "color": colour}
-        hollow = {"markerfacecolor": "white"} if point.kind.startswith("control") else {}
+        style: Any = {"marker": MARKERS.get(point.kind, "o"), "markersize": 5, "color": colour}
+        hollow: Any = {"markerfacecolor": "white"} if point.kind.startswith("control") else {}
         axes.errorbar(point.x, point.y, yerr=point.error or None, capsize=2, elinewidth=0.8, **style, **hollow)
     inner = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     spots = [(LEFT + (p.x - left) / (right - left) * inner[0], TOP + (top - p.y) / (top - low) * inner[1]) for p in points]
