@@ -471,3 +471,19 @@ def test_two_names_of_one_layer_are_refused(tiny_clip):
     model = tiny_clip.make()[0]
     with pytest.raises(UserError, match="two of its places are layer 2 of this model"):
         tokensieve.apply(model, "random@2,-3:50%")
+
+
+def test_a_handle_prints_its_plan_the_tokens_at_each_cut_and_notes():
+    tower = make_tower()
+    with torch.no_grad(), tokensieve.apply(tower, "random@1:12 + random@3:50%") as handle:
+        assert str(handle).splitlines() == ["random@1:12 + random@3:50% (attached)", "  no forward pass yet"]
+        tower(images_for(tower))
+        cuts = ["  @1  24 -> 12 tokens", "  @3  12 -> 6 tokens"]
+        assert str(handle).splitlines() == ["random@1:12 + random@3:50% (attached)", *cuts]
+        assert repr(handle) == "Handle('random@1:12 + random@3:50%', attached, 24 -> 6 tokens)"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlanWarning)
+        handle = tokensieve.apply(tower, "random@1:6000")
+    handle.remove()
+    assert "(not attached)" in str(handle) and "  note: random@1:6000: at layer 1 24 patch tokens arrive" in str(handle)
+    assert handle.excess == handle.notes

@@ -143,3 +143,14 @@ def test_random_differs_between_images_and_seeds():
     assert len({tuple(row) for row in chosen.tolist()}) > 1
     view.seed = 5
     assert not torch.equal(chosen, decide(REGISTRY["random"], view, 8).index)
+
+
+def test_the_list_of_methods_is_printed_one_on_a_line():
+    lines = repr(list_methods()).splitlines()
+    assert len(lines) == len(list_methods()) and lines[0].startswith("anchor ") and REGISTRY["anchor"].summary in lines[0]
+
+
+def test_the_checks_say_that_a_method_passed(capsys):
+    check_method("random")
+    said = capsys.readouterr().out
+    assert re.fullmatch(r"random: passed, \d+ cases \(.*rest=drop, merge, fuse\) and bfloat16\n", said)

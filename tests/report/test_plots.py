@@ -31,6 +31,22 @@ def test_plots_of_few_or_extreme_points_stay_within_the_frame(points: list[Point
 
 def test_labels_avoid_each_other() -> None:
     spots = [(200.0, 200.0 + 14 * number) for number in range(6)]
-    starts = plots._labels(["anchor(k=10)"] * 6, spots)
-    boxes = [(x, y - plots.LINE + 3, x + 12 * plots.LETTER, y + 3) for x, y in starts]
-    assert all(plots._overlap(a, b) == 0 for n, a in enumerate(boxes) for b in boxes[:n])
+    check_labels(["anchor(k=10)"] * 6, spots, placed=6)
+
+
+def test_long_labels_of_points_in_one_place_do_not_collide() -> None:
+    check_labels(["anchor@2:120 + anchor@4:60(rest=merge)"] * 8, [(300.0 + n, 200.0 - n) for n in range(8)], placed=8)
+
+
+def test_a_label_without_a_place_is_left_out() -> None:
+    texts = ["anchor" * 20, "x"]  # wider than the plot
+    assert [label is None for label in plots.labels(texts, [(100.0, 100.0), (200.0, 100.0)])] == [True, False]
+    assert "anchor" * 20 not in re.sub("<title>.*?</title>", "", plots.plot([Point(1, 1, None, texts[0], "", "0")], "", "", ""))
+
+
+def check_labels(texts: list[str], spots: list[tuple[float, float]], placed: int) -> None:
+    found = [label for label in plots.labels(texts, spots) if label is not None]
+    boxes = [label.box for label in found] + [(x - 6, y - 6, x + 6, y + 6) for x, y in spots]
+    assert len(found) == placed
+    assert all(plots._overlap(boxes[n], b) == 0 for n in range(len(found)) for b in boxes[n + 1 :])
+    assert all(a >= plots.LEFT and c <= plots.WIDTH - plots.RIGHT and b >= 0 for a, b, c, _ in boxes[: len(found)])

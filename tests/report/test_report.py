@@ -19,7 +19,7 @@ from tokensieve import Reduction, View, method, report
 from tokensieve.cli.parser import parse
 from tokensieve.errors import UserError
 from tokensieve.methods import REGISTRY
-from tokensieve.report import fields, sections
+from tokensieve.report import examples, fields, sections
 from tokensieve.report.page import SCRIPT
 
 VOID = {"meta", "img", "br"}
@@ -521,7 +521,9 @@ def test_trained_weights_of_the_pictures_are_those_of_the_results_or_it_is_said(
 
 
 def arguments(files: list[str], output: Path, **flags: Any) -> argparse.Namespace:
-    return argparse.Namespace(files=files, output=str(output), **({"title": None, "images": 0, "quiet": False} | flags))
+    return argparse.Namespace(
+        files=files, output=str(output), **({"title": None, "images": 0, "plots": None, "quiet": False} | flags)
+    )
 
 
 def test_command_reads_folders_and_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -537,6 +539,35 @@ def test_command_reads_folders_and_never_overwrites(tmp_path: Path, capsys: pyte
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "results"]
     report.run(arguments([str(folder)], output, title="Another"))
     assert (tmp_path / "report.html.1").read_bytes() == before and b"Another" in output.read_bytes()
+
+
+def test_plots_are_files_too(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    for number, plan in enumerate(["none", "anchor:60", "random:60", "cover@2:56"]):
+        (results / f"{number}.json").write_text(
+            json.dumps(result(plan, metrics={"acc1": 0.5 + number / 10, "acc1_stderr": 0.01}))
+        )
+    report.run(arguments([str(results)], tmp_path / "report.html", plots=str(tmp_path / "plots")))
+    files = sorted((tmp_path / "plots").iterdir())
+    assert [file.name for file in files] == ["1-gflops.png", "1-gflops.svg", "1-time.png", "1-time.svg"]
+    assert files[0].read_bytes()[:4] == b"\x89PNG" and "cover@2:56" in files[1].read_text()
+
+
+def test_rows_of_as_many_tokens_are_sorted_by_quality() -> None:
+    rows = [result(plan, metrics={"acc1": value}) for plan, value in (("a:60", 0.2), ("b:60", 0.9), ("none", 0.1))]
+    ((_, ordered),) = sections.group_sections([*rows, result("c:98", tokens_out=98, metrics={"acc1": 0.0})])
+    assert [row["reduction"]["plan"] for row in ordered] == ["none", "c:98", "b:60", "a:60"]
+
+
+def test_pictures_are_of_the_images_of_the_run() -> None:
+    shown = examples._own_images(result(dataset="embedded", limit=30), 5)
+    assert [name for name, _, _ in shown] == ["embedded:3", "embedded:11", "embedded:19", "embedded:27", "embedded:0"]
+    other = examples._own_images(result(dataset="embedded-captions", task="zeroshot_retrieval", limit=3), 2)
+    assert [name for name, _, _ in other] == ["embedded-captions:0", "embedded-captions:1"]
+    assert other[0][1].size == shown[0][1].size and other[0][1].tobytes() != shown[0][1].tobytes()
+    page, reader = page_of(result(model="sieve-vit-8", pretrained="scenes-v1", dataset="nothing-there"), images=1)
+    assert "No pictures" in page and "img" not in reader.tags
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

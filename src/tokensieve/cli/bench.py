@@ -26,8 +26,10 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     model_type_flag().add_to(parser)
     parser.add_argument("--pretrained", default="", metavar="TAG", help="weights (default: random ones; speed is the same)")
     parser.add_argument(
-        "--plan", nargs="+", metavar="PLAN", help="plans to measure (default: anchor(k=10,m=50); with vlm anchor@out:50%%; "
-        "with reid that of the model)"
+        "--plan",
+        nargs="+",
+        metavar="PLAN",
+        help="plans to measure (default: anchor(k=10,m=50); with vlm anchor@out:50%%; with reid that of the model)",
     )
     parser.add_argument("--batch_size", nargs="+", type=integer_in(1), metavar="N", help="default: 16; with vlm 1 and 16")
     parser.add_argument(

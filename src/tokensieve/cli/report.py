@@ -13,6 +13,11 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", default="report.html", metavar="FILE", help="default: report.html")
     parser.add_argument("--title", help="the page's heading")
     parser.add_argument(
+        "--plots",
+        metavar="DIR",
+        help="also write the plots there, each as PNG and SVG file: NUMBER-time.png, NUMBER-gflops.svg",
+    )
+    parser.add_argument(
         "--images", type=integer_in(0), default=2, metavar="N", help="example pictures for each model (default: 2)"
     )
 

@@ -90,6 +90,10 @@ class Handle:
         resized = None if flexible else self._resize(tower, "" if vlm is None else vlm.no_resize_reason)
         if resized is not None:
             tower = resized.tower
+        if tower is None and vlm is not None:
+            for step in self.plan.token_steps:
+                if step.resolved_where(0, vlm.decoder.depth).part != "llm":
+                    raise Uncuttable(f"{step}: {vlm.reason}")
         cuts = place_plan(self.plan, tower, seed, None if vlm is None else vlm.decoder.depth, self.parts)
         in_tower = [cut for cut in cuts if cut.part != "llm"]
         if tower is not None:
@@ -104,9 +108,6 @@ class Handle:
             is_full_size = resized is None or resized.full_grid == tower.grid
             self.leaves_feature = vlm is None and is_full_size and leave_feature(cuts, tower)
             self._tower = TowerCuts(tower, in_tower, self._chooser, self._calls, self._question, resized)
-        elif in_tower:
-            assert vlm is not None
-            raise Uncuttable(f"{in_tower[0].step}: {vlm.reason}")
         self._open_tower = tower
         if vlm is not None:
             self._open_decoder(vlm, cuts, bool(in_tower) or self.plan.image_step is not None)

@@ -327,6 +327,13 @@ def _files() -> list[Flag]:
             group=FILES,
         ),
         Flag(
+            "run_folder",
+            "folder for all of the run: the results under their usual names, arguments.yaml, and log.txt",
+            None,
+            {"metavar": "DIR"},
+            group=FILES,
+        ),
+        Flag(
             "save_predictions",
             "also write what the model says of every sample, as JSON lines beside the result: NAME.predictions.jsonl",
             False,

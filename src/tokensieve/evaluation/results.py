@@ -88,7 +88,9 @@ def write_result(path: Path, result: Mapping[str, Any], predictions: Sequence[Ma
     names = _names(path, result["run"]["key"])
     written = next(name for name in names if not _is_taken(name) and create_file(name, content))
     if predictions is not None and not create_file(predictions_path(written), json_lines(predictions)):
-        raise UserError(f"{short(predictions_path(written), 200)} was made by another program; the predictions are not written.")
+        raise UserError(
+            f"{short(predictions_path(written), 200)} was made by another program; the predictions are not written."
+        )
     if written != path:
         print(f"tokensieve: {short(path, 200)} is taken; this result is in {short(written, 200)}", file=sys.stderr)
     return written

@@ -35,6 +35,7 @@ from tokensieve.evaluation.flags import AUTO, DEFAULT_MODEL_TYPE
 from tokensieve.evaluation.jobs import list_jobs
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.evaluation.plan_check import check_plans
+from tokensieve.evaluation.run_folder import recorded
 from tokensieve.evaluation.run_job import run_job
 from tokensieve.files import check_writable
 from tokensieve.models import loading
@@ -49,16 +50,25 @@ DEFAULT_FOLDER = "results"
 
 def run(args: argparse.Namespace) -> list[Path]:
     """Run all jobs that the arguments describe; the result files (in process 0)."""
-    with join_processes(args.distributed, args.timeout) as processes:
+    if args.run_folder is not None and args.output is not None:
+        raise UserError("--run_folder and --output both say where results go; give one of them.")
+    with (
+        join_processes(args.distributed, args.timeout) as processes,
+        recorded(args.run_folder if processes.is_main else None, args),
+    ):
         return _run(args, processes)
 
 
 def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:
     warn = WarnOnce(silent=not processes.is_main)
     warn_missing_switches(args, warn)
-    nothing_named = not any((args.dataset, args.model, args.pretrained, args.pretrained_model)) and not has_plan_flags(args)
+    nothing_named = not any((args.dataset, args.model, args.pretrained, args.pretrained_model))
     is_default_run = (
-        nothing_named and args.task == AUTO and args.model_type == DEFAULT_MODEL_TYPE and args.token_fusion == "cls"
+        nothing_named
+        and not has_plan_flags(args)
+        and args.task == AUTO
+        and args.model_type == DEFAULT_MODEL_TYPE
+        and args.token_fusion == "cls"
     )
     plans = [Plan.parse(text) for text in (DEFAULT_JOB if is_default_run else requested_plans(args))]
     plans = list({str(plan): plan for plan in plans}.values())
@@ -68,8 +78,8 @@ def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:
     use_default_plans = has_default_plans(tasks_of(args).values(), args)
     if not use_default_plans:
         check_weights(args, plans)
-    in_folder = is_default_run or (nothing_named and use_default_plans)
-    template = args.output or os.path.join(DEFAULT_FOLDER if in_folder else "", results.DEFAULT_OUTPUT)
+    folder = args.run_folder or (DEFAULT_FOLDER if nothing_named else "")  # clip_benchmark writes where it is called
+    template = args.output or os.path.join(folder, results.DEFAULT_OUTPUT)
     device = find_device(args.device, processes.local_rank)
     if processes.size > 1 and any(name.startswith("tfds/") for name in data_registry.dataset_names(args.dataset)):
         raise UserError("tfds/ data sets cannot be read by several processes: run them in one process.")

@@ -26,7 +26,9 @@ def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
     """`tokensieve bench`; the rows. Default plan: the one that the model was trained with."""
     for flag, value in (("--break_even", args.break_even), ("--image_size", args.image_size)):
         if value:
-            raise UserError(f"{flag} works with models of one image: a re-identification model has a fixed shape; leave it out.")
+            raise UserError(
+                f"{flag} works with models of one image: a re-identification model has a fixed shape; leave it out."
+            )
     check_output(args.output)
     plans = [Plan.parse(text) for text in args.plan or ()]
     name, device = args.model or embedded.REID, find_device(args.device)

@@ -159,14 +159,15 @@ class ReidTask(Task):
         return SampleScores(ranking.ap[ranking.counted], ids[ranking.counted].unique(return_inverse=True)[1])
 
     def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
-        """By the headline: the nearest of the gallery to every query. score: average precision; rank: of the first right one."""
+        """By the headline: the nearest to every query. score: average precision; rank: of the first right one."""
         ranking = self._rankings(records)[0][combination_name(self.headline)]
         queries, gallery = (samples["test"],) * 2 if "test" in samples else (samples["query"], samples["gallery"])
         shots = [self.gallery.shots[number] for number in gallery.tolist()]
         made: list[Prediction] = []
         for row, number in enumerate(queries.tolist()):
             query = self.query.shots[number]
-            near = [(shots[i], far) for i, far in zip(ranking.nearest[row].tolist(), ranking.distances[row].tolist()) if i >= 0]
+            found = zip(ranking.nearest[row].tolist(), ranking.distances[row].tolist(), strict=True)
+            near = [(shots[i], far) for i, far in found if i >= 0]
             best = near[0][0] if near else None
             made.append(
                 {

@@ -20,8 +20,13 @@ def run(args: argparse.Namespace) -> Path:
     """Write the page and print its name."""
     path = Path(args.output)
     files.check_writable(path)
-    page = build(results.read_results(args.files), title=args.title, images=args.images)
+    found = results.read_results(args.files)
+    page = build(found, title=args.title, images=args.images)
     files.replace_file(path, page.encode(errors="replace"))
+    if args.plots is not None:
+        from tokensieve.report import plot_files
+
+        plot_files.write(group_sections(split_older(found)[0]), args.plots)
     if not args.quiet and not files.is_stream(path):
         print(path)
     return path

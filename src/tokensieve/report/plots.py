@@ -4,13 +4,14 @@ shows the tooltips; without it the browser does."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 560, 380
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 46  # margins
 LETTER, LINE = 6.7, 13  # width of a letter and height of a line of the labels
+DISTANCES = (8, 14, 22, 34, 48, 64, 84, 108, 136, 170)  # of labels from their points; the first three need no line
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 def plot(points: Sequence[Point], across: str, up: str, title: str) -> str:
     """The points with error bars, and the frontier of the best; x is a cost, y is better when it is higher."""
-    left, right = _range([point.x for point in points])
-    low, high = _range([point.y + side * (point.error or 0) for point in points for side in (-1, 1)])
+    (left, right), (low, high) = ranges(points)
 
     def place(x: float, y: float) -> tuple[float, float]:
         inner = (WIDTH - LEFT - RIGHT), (HEIGHT - TOP - BOTTOM)
@@ -78,9 +78,18 @@ def plot(points: Sequence[Point], across: str, up: str, title: str) -> str:
         parts.append(
             f'<g class="point" tabindex="0" role="img">{_mark(point.kind, x, y)}<title>{escape(point.tooltip)}</title></g>'
         )
-    for point, (x, y) in zip(points, _labels([point.label for point in points], spots), strict=True):
-        parts.append(f'<text class="label" x="{x:.1f}" y="{y:.1f}">{escape(point.label)}</text>')
+    for point, (x, y), label in zip(points, spots, labels([point.label for point in points], spots), strict=True):
+        if label is None:
+            continue
+        if label.is_far:
+            parts.append(_line("grid", x, y, *label.nearest_to(x)))
+        parts.append(f'<text class="label" x="{label.x:.1f}" y="{label.y:.1f}">{escape(point.label)}</text>')
     return "".join([*parts, "</svg>"])
+
+
+def ranges(points: Sequence[Point]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """From where to where the axes go: (left, right), (low, high)."""
+    return _range([point.x for point in points]), _range([p.y + side * (p.error or 0) for p in points for side in (-1, 1)])
 
 
 def legend_mark(kind: str) -> str:
@@ -120,22 +129,58 @@ def _staircase(spots: Sequence[tuple[float, float]]) -> str:
     return f'<path class="frontier" d="{"".join(steps)}"/>'
 
 
-def _labels(labels: Sequence[str], spots: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Where each label begins (its left end, its base line): beside its point, where it covers least of what is there."""
+@dataclass(frozen=True)
+class Label:
+    """Where a label begins: its left end, its base line."""
+
+    x: float
+    y: float
+    width: float
+    is_far: bool  # a line joins it with its point
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        return self.x, self.y - LINE + 3, self.x + self.width, self.y + 3
+
+    def nearest_to(self, x: float) -> tuple[float, float]:
+        """Where the line from a point at x ends."""
+        return min(max(x, self.x), self.x + self.width), self.y - LINE / 2 + 3
+
+
+def labels(texts: Sequence[str], spots: Sequence[tuple[float, float]]) -> list[Label | None]:
+    """A place for each label: as near to its point as it covers no point and no other label; None if there is none."""
     taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in spots]
-    placed = []
-    for label, (x, y) in zip(labels, spots, strict=True):
-        wide = LETTER * len(label)
-        choices = []
-        for far in (8, 14, 22):
-            for dx, dy in ((far, 4), (-far - wide, 4), (-wide / 2, -far), (-wide / 2, far + 9), (far, -far), (far, far + 9)):
-                start = min(max(x + dx, LEFT + 2), WIDTH - RIGHT - wide - 2), min(max(y + dy, TOP + 10), HEIGHT - BOTTOM - 3)
-                box = start[0], start[1] - LINE + 3, start[0] + wide, start[1] + 3
-                choices.append((sum(_overlap(box, other) for other in taken) + far / 4, start, box))
-        _, start, box = min(choices, key=lambda choice: choice[0])
-        taken.append(box)
-        placed.append(start)
+    placed: list[Label | None] = []
+    for text, (x, y) in zip(texts, spots, strict=True):
+        found = next((label for label in _places(LETTER * len(text), x, y) if _is_free(label.box, taken)), None)
+        if found is not None:
+            taken.append(found.box)
+        placed.append(found)
     return placed
+
+
+def _places(wide: float, x: float, y: float) -> Iterator[Label]:
+    """Places for a label of this width inside the frame, from near to far."""
+    most = WIDTH - RIGHT - wide - 2
+    if most < LEFT + 2:
+        return  # wider than the frame
+    for far in DISTANCES:
+        for across, down in (
+            (far, 4),
+            (-far - wide, 4),
+            (-wide / 2, -far),
+            (-wide / 2, far + 9),
+            (far, -far),
+            (far, far + 9),
+            (-far - wide, -far),
+            (-far - wide, far + 9),
+        ):
+            left, base = min(max(x + across, LEFT + 2), most), min(max(y + down, TOP + 10), HEIGHT - BOTTOM - 3)
+            yield Label(left, base, wide, far > DISTANCES[2])
+
+
+def _is_free(box: tuple[float, float, float, float], taken: Sequence[tuple[float, float, float, float]]) -> bool:
+    return all(_overlap(box, other) == 0 for other in taken)
 
 
 def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> float:

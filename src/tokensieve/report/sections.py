@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokensieve.evaluation.flags import eval_flags
 from tokensieve.report import plots
@@ -44,7 +45,7 @@ def separating_settings() -> dict[str, Any]:
 def group_sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     """Results by model, data set, task, language and what else makes another experiment, of which headings name what differs.
 
-    In a section the full model comes first, then from many tokens to few.
+    In a section the full model comes first, then from many tokens to few; of as many tokens the best first.
     """
     settings = separating_settings()
     named: dict[str, dict[tuple[str, ...], list[Result]]] = {}
@@ -62,8 +63,11 @@ def group_sections(found: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     return sections
 
 
-def _order(row: Result) -> tuple[bool, float, str]:
-    return method_name(row) != "none", -(number_of(mapping_at(row, "reduction").get("tokens_out")) or 0), plan_label(row)
+def _order(row: Result) -> tuple[bool, float, float, str]:
+    metric = main_metric([row])
+    quality = None if metric is None else number_of(row["metrics"].get(metric))
+    tokens = number_of(mapping_at(row, "reduction").get("tokens_out")) or 0
+    return method_name(row) != "none", -tokens, math.inf if quality is None else -quality, plan_label(row)
 
 
 def _experiment(result: Result, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -107,7 +111,16 @@ def render_section(number: int, name: str, rows: Sequence[Result]) -> str:
     return "\n".join([*parts, render_settings(rows), "</section>"])
 
 
-def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
+class Drawn(NamedTuple):
+    """What one plot shows."""
+
+    cost: str  # a word
+    across: str
+    up: str
+    points: list[Point]
+
+
+def section_plots(rows: Sequence[Result], metric: str) -> list[Drawn]:
     """Quality over measured time and over GFLOPs."""
     times, unit = display_scale(metric, rows)
 
@@ -123,15 +136,24 @@ def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
                 made.append(Point(x, times * y, error, label, tooltip, mark_kind(row, rows)))
         return made
 
+    costs: tuple[tuple[str, str, Callable[[Result], float | None]], ...] = (
+        (
+            "time",
+            "measured time of an image, full model = 1",
+            lambda row: 1 / faster if (faster := speed_up(row)) else None,
+        ),
+        ("gflops", "GFLOPs of an image", lambda row: number_of(mapping_at(row, "reduction").get("gflops"))),
+    )
+    return [Drawn(word, across, f"{metric}{unit}", points(cost)) for word, across, cost in costs]
+
+
+def _plots(rows: Sequence[Result], metric: str, name: str) -> str:
+    """The plots of a section with their legend."""
     figures = []
-    for across, cost in (
-        ("measured time of an image, full model = 1", lambda row: 1 / faster if (faster := speed_up(row)) else None),
-        ("GFLOPs of an image", lambda row: number_of(mapping_at(row, "reduction").get("gflops"))),
-    ):
-        measured = points(cost)
+    for _, across, up, measured in section_plots(rows, metric):
         left_out = len(rows) - len(measured)
         if measured:
-            drawn = plots.plot(measured, across, f"{metric}{unit}", f"{metric} over {across}, {name}")
+            drawn = plots.plot(measured, across, up, f"{metric} over {across}, {name}")
             caption = (
                 f"<figcaption class='soft'>{left_out} without such a measurement left out</figcaption>" if left_out else ""
             )

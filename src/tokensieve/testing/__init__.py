@@ -169,7 +169,7 @@ def check_method(method: str | Method | Callable[..., Reduction]) -> None:
         _check_one(method, view, keep, rest)
     _check_bf16(method)
     rests = ", ".join(_rests(method))
-    print(f"{method.name}: passed, {len(tried)} cases: {len(views)} views, budgets of 1 to n - 1 tokens, rest={rests}; bfloat16")
+    print(f"{method.name}: passed, {len(tried)} cases (views x budgets x rest={rests}) and bfloat16")
 
 
 def _rests(method: Method) -> tuple[str, ...]:

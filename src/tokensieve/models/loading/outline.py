@@ -31,6 +31,7 @@ def outline(model: str, model_type: str) -> Any | None:
 
 
 def of_open_clip(model: str) -> Any | None:
+    embedded.register()
     if load_open_clip.needs_hub(model, ""):
         return None
     return load_open_clip.create(model, "")[0].eval()
