@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE = 120_000  # milliseconds: a machine may be slow and busy
+PATIENCE = 240_000  # milliseconds: a machine may be slow and busy
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",

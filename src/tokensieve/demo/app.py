@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import resources
 from typing import Annotated, Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
 
 from tokensieve.demo.guard import LOCAL, Guard
 from tokensieve.demo.session import BATCHES, MAX_PLANS, Session, describe_error
@@ -44,6 +46,10 @@ class MeasureRequest(RunRequest):
     batch: int = 1
 
 
+class UnexpectedError(Exception):
+    """An error that is ours, in one line."""
+
+
 class TooLargeError(Exception):
     """A request of more bytes than it may have."""
 
@@ -57,7 +63,14 @@ def make_app(session: Session, *, hosts: tuple[str, ...] = LOCAL, waiting: int =
     files = {name: _page_file(name) for name in FILES} | {"look.css": STYLE.encode()}
 
     async def in_turn(request: Request, call: Callable[[], T]) -> T:
-        return await worker.run(call, request.is_disconnected)
+        try:
+            return await worker.run(call, request.is_disconnected)
+        except (UserError, BusyError, GoneAwayError):
+            raise
+        except Exception as error:
+            reason = one_line(f"unexpected error: {type(error).__name__}: {error}", 300)
+            print(f"tokensieve: {reason}", file=sys.stderr)
+            raise UnexpectedError(reason) from error
 
     async def read(request: Request, kind: type[RunRequest]) -> Any:
         content = await _body(request, MAX_REQUEST)
@@ -129,9 +142,9 @@ def make_app(session: Session, *, hosts: tuple[str, ...] = LOCAL, waiting: int =
     async def gone_away(request: Request, error: GoneAwayError) -> Response:
         return _problem("the client went away", 499)
 
-    @app.exception_handler(Exception)
-    async def internal(request: Request, error: Exception) -> Response:
-        return _problem(one_line(f"unexpected error: {type(error).__name__}: {error}", 300), 500)
+    @app.exception_handler(UnexpectedError)
+    async def unexpected(request: Request, error: UnexpectedError) -> Response:
+        return _problem(str(error), 500)
 
     return app
 
@@ -147,10 +160,13 @@ async def _body(request: Request, most: int) -> bytes:
     if length.isdigit() and int(length) > most:
         raise TooLargeError(f"this is too large: {message}")
     content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > most:
-            raise TooLargeError(f"this is too large: {message}")
+    try:
+        async for part in request.stream():
+            content += part
+            if len(content) > most:
+                raise TooLargeError(f"this is too large: {message}")
+    except ClientDisconnect:
+        raise GoneAwayError from None
     return bytes(content)
 
 

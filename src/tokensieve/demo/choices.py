@@ -15,7 +15,7 @@ from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan, Step
 
 FORMS = ("{name}", "{name}:25%", "{name}(scale=0.75)", "{name}@llm.2:50%")  # of a plan of one method, the first that fits
-TRAINED_FORMS = ("{name}", "{name}@out")  # of one with a trained part, which knows how many tokens to keep
+TRAINED_FORMS = ("{name}", "{name}@out", "{name}:25%")  # of one with a trained part, which may know its budget
 
 
 def fitting_methods(model: nn.Module, weights: Weights) -> list[dict[str, str]]:

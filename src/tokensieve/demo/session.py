@@ -40,6 +40,7 @@ class Session:
         self.device, self.weights = find_device(device), weights
         self.uploads = Uploads()
         self._subjects: dict[str, Subject] = {}
+        self._methods: dict[str, list[dict[str, str]]] = {}  # those that fit, by model
         self._counted: dict[tuple[Any, ...], float] = {}  # GFLOPs by model, image, text and plan
 
     def subject(self, model: str) -> Subject:
@@ -58,6 +59,8 @@ class Session:
     def setup(self, model: str) -> dict[str, Any]:
         """All that the page needs to know about a model before an image is chosen."""
         subject = self.subject(model or next(iter(self.names)))
+        if subject.name.model not in self._methods:
+            self._methods[subject.name.model] = choices.fitting_methods(subject.model, subject.weights)
         return {
             "models": list(self.names),
             "model": subject.name.model,
@@ -68,7 +71,7 @@ class Session:
             "prompt_label": subject.prompt_label,
             "max_prompt": subject.max_prompt,
             "plan": subject.plan,
-            "methods": choices.fitting_methods(subject.model, subject.weights),
+            "methods": self._methods[subject.name.model],
             "places": choices.places(subject.depth),
             "colours": colours(),
             "batches": BATCHES,

@@ -22,6 +22,7 @@ from tokensieve.drawing.geometry import Frame, find_frame
 from tokensieve.drawing.sheet import Picture, draw
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.models.registry import open_tower, open_vlm
+from tokensieve.models.tower import Tower
 from tokensieve.parts.protocol import Weights
 
 FULL = "all tokens"  # the model without a plan, on the page
@@ -83,10 +84,15 @@ class Subject(ABC):
         return ("image",)
 
     @property
+    def tower(self) -> Tower | None:
+        """The tower; None: only the language model can be cut, and where patches are in the image is not known."""
+        vlm = open_vlm(self.model)
+        return open_tower(self.model) if vlm is None else vlm.tower
+
+    @property
     def depth(self) -> tuple[int, int]:
         """Blocks of the tower that can be cut, and layers of the decoder."""
-        vlm = open_vlm(self.model)
-        tower = open_tower(self.model) if vlm is None else vlm.tower
+        vlm, tower = open_vlm(self.model), self.tower
         blocks = 0 if tower is None or tower.no_blocks_reason else tower.depth
         return blocks, 0 if vlm is None else vlm.decoder.depth
 
@@ -125,13 +131,14 @@ class Subject(ABC):
         """What the handle's last pass did to each image."""
         from tokensieve.drawing.band import make_band
 
-        image = shown.images["image"]
+        image, tower = shown.images["image"], self.tower
+        if tower is None:
+            return {"image": make_band(handle, image, frame=Frame(0, 0, *image.size), name=self.title(shown))}
         frame = self._frames.get(shown.key)
         if frame is None:
             self._frames = {shown.key: find_frame(self.loaded.transform, image.size)}  # that of the last image is enough
             frame = self._frames[shown.key]
-        grid = None if (tower := open_tower(self.model)) is None else tower.grid
-        return {"image": make_band(handle, image, frame=frame, grid=grid, name=self.title(shown))}
+        return {"image": make_band(handle, image, frame=frame, grid=tower.grid, name=self.title(shown))}
 
     def picture(self, shown: Shown, bands: Sequence[Mapping[str, Band]]) -> Picture:
         """The picture to save: what every plan did."""

@@ -26,7 +26,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
     button.append(...head.childNodes);
     head.append(button);
     const cells = [...table.tBodies[0].rows].map((row) => valueOf(row.cells[column]));
-    if (column > 0 && cells.some(({ number }) => !Number.isNaN(number))) head.dataset.first = "down"; // the best numbers first
+    const isWords = cells.every(({ number }) => Number.isNaN(number));
+    if (isWords) for (const row of table.rows) row.cells[column]?.classList.add("words");
+    else if (column > 0) head.dataset.first = "down"; // the best numbers first
     button.addEventListener("click", () => sortBy(table, head, column));
   });
 }

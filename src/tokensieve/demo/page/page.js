@@ -241,7 +241,7 @@ async function copy(words, what) {
     await navigator.clipboard.writeText(words);
     took(`${what} copied.`);
   } catch {
-    document.querySelector(".side details").open = true;
+    find("code").open = true;
     took("The browser does not allow copying: select the text below.");
   }
 }

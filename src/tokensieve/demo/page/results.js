@@ -21,18 +21,18 @@ export function showSays(root, result) {
 }
 
 function showTexts(found) {
-  const parts = [];
+  const parts = [], typed = found[0].outcome.says.typed;
   const ranked = found.map((column) => [...column.outcome.says.rows].sort((a, b) => b.similarity - a.similarity));
-  if (ranked[0].length) {
-    const best = ranked.map((rows) => rows[0].text);
+  const best = ranked.map((rows) => rows[0]?.text);
+  if (best[0] !== undefined) {
     const texts = [...new Set([...ranked[0].slice(0, SHOWN), ...ranked.slice(1).flatMap((rows) => rows.slice(0, 2))].map((row) => row.text))];
-    const head = element("tr", {}, element("th", { scope: "col", textContent: found[0].outcome.says.typed ? "text" : "class" }));
+    const head = element("tr", {}, element("th", { scope: "col", textContent: typed ? "text" : "class" }));
     for (const column of found) head.append(element("th", { scope: "col" }, tag(column)));
     const body = texts.map((text) => {
       const line = element("tr", {}, element("th", { scope: "row", textContent: text }));
       found.forEach((column, number) => {
         const row = column.outcome.says.rows.find((one) => one.text === text);
-        const words = column.outcome.says.typed ? row.similarity.toFixed(3) : `${(100 * row.share).toFixed(1)}%`;
+        const words = typed ? row.similarity.toFixed(3) : `${(100 * row.share).toFixed(1)}%`;
         const bar = element("span", { className: `bar ${column.kind}` }, element("span"));
         bar.firstChild.style.width = `${(100 * row.share).toFixed(1)}%`;
         const title = `similarity ${row.similarity.toFixed(4)}, share ${(100 * row.share).toFixed(1)}% of these texts`;
@@ -41,21 +41,18 @@ function showTexts(found) {
       return line;
     });
     parts.push(element("div", { className: "wide" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body))));
-    const same = best.slice(1).filter((text) => text === best[0]).length;
-    if (best.length > 1) parts.push(remark(same === best.length - 1 ? "The same first place." : "Not the same first place.", same === best.length - 1));
   }
-  for (const column of found.slice(1)) {
+  found.slice(1).forEach((column, number) => {
     const { likeness } = column.outcome.says;
-    if (likeness === undefined) continue;
-    parts.push(element("p", { className: "small soft" }, tag(column), `: its feature has a cosine similarity of ${likeness.toFixed(3)} to that of the full model`));
-  }
+    const line = element("p", { className: "small soft" }, tag(column), ": ");
+    if (best[0] !== undefined) {
+      const same = best[number + 1] === best[0];
+      line.append(element("span", { className: same ? "same" : "other", textContent: same ? "the same first place" : "another first place" }), "; ");
+    }
+    if (likeness !== undefined) line.append(`cosine similarity of its feature to that of all tokens: ${likeness.toFixed(3)}`);
+    parts.push(line);
+  });
   return parts;
-}
-
-function remark(words, good) {
-  const made = element("p", { className: "small", textContent: words });
-  made.style.color = good ? "var(--good)" : "var(--bad)";
-  return made;
 }
 
 function showAnswers(found) {
@@ -98,7 +95,7 @@ function tokensOf(outcome) {
 }
 
 export function showCost(root, note, result, timing) {
-  const head = element("tr", {}, ...["", "tokens", "GFLOPs", "time", "speed-up"].map((name) => element("th", { scope: "col", textContent: name })));
+  const head = element("tr", {}, ...["", "tokens", "GFLOPs", "time", "speed"].map((name) => element("th", { scope: "col", textContent: name })));
   const times = timing ? [timing.full, ...timing.plans] : [];
   const body = columns(result).map((column, number) => {
     const line = element("tr", {}, element("th", { scope: "row" }, tag(column)));
