@@ -26,8 +26,10 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     model_type_flag().add_to(parser)
     parser.add_argument("--pretrained", default="", metavar="TAG", help="weights (default: random ones; speed is the same)")
     parser.add_argument(
-        "--plan", nargs="+", metavar="PLAN", help="plans to measure (default: anchor(k=10,m=50); with vlm anchor@out:50%%; "
-        "with reid that of the model)"
+        "--plan",
+        nargs="+",
+        metavar="PLAN",
+        help="plans to measure (default: anchor(k=10,m=50); with vlm anchor@out:50%%; with reid that of the model)",
     )
     parser.add_argument("--batch_size", nargs="+", type=integer_in(1), metavar="N", help="default: 16; with vlm 1 and 16")
     parser.add_argument(
@@ -47,6 +49,14 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     )
     WEIGHTS.add_to(parser)
     parser.add_argument("--image_size", type=integer_in(1), metavar="PIXELS", help="default: the model's own")
+    parser.add_argument(
+        "--images",
+        "--dataset",
+        nargs="+",
+        metavar="PATH",
+        help="your images in place of noise: folders, files, folder:DIR, csv:FILE, images:DIR; the model is loaded with its "
+        "transform",
+    )
     vlm = parser.add_argument_group("vision-language models (--model_type vlm)")
     vlm.add_argument("--new_tokens", type=integer_in(1), default=16, metavar="N", help="tokens to generate (default: 16)")
     vlm.add_argument("--text_tokens", type=integer_in(2), default=16, metavar="N", help="words of the prompt (default: 16)")
@@ -72,6 +82,8 @@ def run_bench(args: argparse.Namespace) -> Result:
         os.environ.setdefault(variable, level)  # before torch is imported: keeps its profiler from logging
     if args.quick and not args.suite:
         raise UserError("--quick is a short form of --suite; for fewer rounds use --repeats")
+    if args.suite and args.images:
+        raise UserError("--images does not go with --suite, which measures models of many sizes on noise; leave it out")
     from tokensieve.measuring import against
 
     before = None if args.against is None else against.read(args.against)

@@ -18,7 +18,7 @@ from tokensieve.data import registry as data_registry
 from tokensieve.device import find_device
 from tokensieve.distributed import Processes, join_processes
 from tokensieve.errors import UserError
-from tokensieve.evaluation import results
+from tokensieve.evaluation import ranking, results
 from tokensieve.evaluation.arguments import (
     DEFAULT_JOB,
     DEFAULT_JOB_LIMIT,
@@ -49,6 +49,8 @@ DEFAULT_FOLDER = "results"
 
 def run(args: argparse.Namespace) -> list[Path]:
     """Run all jobs that the arguments describe; the result files (in process 0)."""
+    if ranking.is_requested(args):
+        return ranking.run(args)
     with join_processes(args.distributed, args.timeout) as processes:
         return _run(args, processes)
 

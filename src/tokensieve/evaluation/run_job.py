@@ -195,8 +195,12 @@ def _task_context(
             task=job.task,
             annotation_file=args.annotation_file,
             needs_class_names=TASKS[job.task].needs_class_names,
+            class_names=args.classnames,
+            contents=TASKS[job.task].contents,
         )
-        if data_registry.contents_of(job.dataset) is None:  # only now it is known
+        for note in opened.notes:
+            warn(note)
+        if data_registry.contents_of(job.dataset, TASKS[job.task].contents) is None:  # only now it is known
             check_contents(job.dataset, "captions" if opened.captions else "labels", job.task)
         return opened
 
