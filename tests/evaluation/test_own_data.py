@@ -69,6 +69,13 @@ def test_images_alone(evaluate: Eval, tmp_path: Path) -> None:
     assert 0 < cut["metrics"]["distance"] < 2 and cut["metrics"]["cosine"] == pytest.approx(1 - cut["metrics"]["distance"])
     assert cut["reduction"]["lost"] == pytest.approx(cut["metrics"]["distance"], abs=1e-6)
     assert "nearest class as that of the full model" in done.out
+    evaluate("--dataset", "images:a", "--classnames", *CLASSES[:4], "--save_predictions", "--output", "p.json")
+    (file,) = tmp_path.glob("p*.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted(line["file"] for line in lines) == sorted(
+        str(path.relative_to(tmp_path)) for path in tmp_path.glob("a/*/*.png")
+    )
+    assert all(line["correct"] and line["label"] in CLASSES for line in lines)
     without = evaluate("--dataset", "images:a", "--output", "x.json").results["x.json"]
     assert "agreement" not in without["metrics"]
     labelled = evaluate("--dataset", "folder:a", "--task", "fidelity", "--output", "y.json").results["y.json"]

@@ -45,6 +45,11 @@ def is_requested(args: argparse.Namespace) -> bool:
 def run(args: argparse.Namespace) -> list[Path]:
     """Print the ranking of every image under every plan; the file of --output, if there is one."""
     classes = _classes(args)
+    for flag in ("save_predictions", "skip_existing", "skip_load", "custom_classname_file", "custom_template_file"):
+        if getattr(args, flag):
+            raise UserError(f"--{flag} does not go with --images and --classnames; --output FILE stores the rankings.")
+    if args.token_fusion != "cls":
+        raise UserError(f"--token_fusion {args.token_fusion} needs a --dataset; leave it out.")
     plans = [Plan.parse(text) for text in dict.fromkeys(requested_plans(args) if has_plan_flags(args) else PLANS)]
     model, pretrained = _model(args)
     files = list_files(args.images)[: args.limit]

@@ -315,7 +315,8 @@ def _make_rows(
     for plan, reduction in zip(map(str, prepared.plans), reductions, strict=True):
         records, samples, n_broken = _records_of(plan, passes, args, job)
         scores.append(task.sample_scores(records))
-        predictions.append(task.predictions(records, samples) if args.save_predictions else None)
+        made = task.predictions(records, samples) if args.save_predictions else None
+        predictions.append(_with_names(made, next(reversed(data.values())).names))
         run = {
             "versions": provenance.versions(),
             **prepared.settings,
@@ -336,6 +337,13 @@ def _make_rows(
         rows.append(make_row(job, task, records, reduction, run, args, data))
     add_losses(rows, scores)
     return rows, scores, predictions
+
+
+def _with_names(predictions: list[Prediction] | None, names: Sequence[str]) -> list[Prediction] | None:
+    """The predictions with the name of each sample as "file", where samples have names."""
+    if predictions is None or not names:
+        return predictions
+    return [{"sample": line["sample"], "file": names[line["sample"]], **line} for line in predictions]
 
 
 def _records_of(

@@ -168,4 +168,5 @@ def _source(
         templates or list(classes.DEFAULT_TEMPLATES),
         digest([name, options.split, names, marks]),
         notes=tuple(f"{short(name, 200)}: {note}" for note in notes),
+        names=files,
     )

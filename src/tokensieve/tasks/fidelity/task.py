@@ -14,15 +14,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.data.own.classes import DEFAULT_TEMPLATES
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
 from tokensieve.models.features import encode_image
-from tokensieve.tasks.base import Encode, Record, SampleScores, Task, TaskContext, check_finite
-from tokensieve.tasks.fidelity.measures import cosine_distance, mean_and_stderr, same_choice
+from tokensieve.tasks.base import Encode, Prediction, Record, SampleScores, Task, TaskContext, check_finite
+from tokensieve.tasks.fidelity.measures import cosine_distance, mean_and_stderr
 from tokensieve.tasks.text_matching import one_image_each
 from tokensieve.tasks.zeroshot_classification.classifier import zero_shot_classifier
 
@@ -30,10 +29,11 @@ NAME = "fidelity"
 
 
 class Compared(NamedTuple):
-    """What is kept of a batch: of every image (B,) the distance to the full model, and whether the nearest class is its own."""
+    """What is kept of a batch: of every image (B,) the distance to the full model, and its nearest class in both."""
 
     distance: Tensor
-    same: Tensor | None
+    full: Tensor | None  # class of the full model
+    reduced: Tensor | None  # class under the plan
 
 
 class FidelityTask(Task):
@@ -77,22 +77,34 @@ class FidelityTask(Task):
     def _compare(self, full: Tensor, reduced: Tensor) -> Compared:
         distance = cosine_distance(full, check_finite(reduced)).cpu()
         if self.classifier is None:
-            return Compared(distance, None)
+            return Compared(distance, None, None)
         weight = self.classifier.double()
-        same = same_choice(*(F.normalize(features.double(), dim=-1) @ weight for features in (full, reduced)))
-        return Compared(distance, same.cpu())
+        return Compared(distance, *((features.double() @ weight).argmax(-1).cpu() for features in (full, reduced)))
 
     def metrics(self, records: dict[str, list[Record]]) -> dict[str, Any]:
-        distance, same = _join(records["test"])
+        distance, classes = _join(records["test"])
         mean, error = mean_and_stderr(distance)
         made = {"cosine": 1 - mean, "cosine_stderr": error, "distance": mean, "distance_stderr": error}
-        if same is not None:
-            made["agreement"], made["agreement_stderr"] = mean_and_stderr(same)
+        if classes is not None:
+            made["agreement"], made["agreement_stderr"] = mean_and_stderr(classes[0] == classes[1])
         return made
 
     def sample_scores(self, records: dict[str, list[Record]]) -> SampleScores:
         distance, _ = _join(records["test"])
         return SampleScores(1 - distance, torch.arange(len(distance)))
+
+    def predictions(self, records: dict[str, list[Record]], samples: dict[str, Tensor]) -> list[Prediction]:
+        """label: the nearest class of the full model; score: the cosine."""
+        distance, classes = _join(records["test"])
+        made: list[Prediction] = [
+            {"sample": number, "score": 1 - far}
+            for number, far in zip(samples["test"].tolist(), distance.tolist(), strict=True)
+        ]
+        if classes is not None:
+            names = self.source.classes
+            for line, full, reduced in zip(made, *(part.tolist() for part in classes), strict=True):
+                line |= {"label": names[full], "prediction": names[reduced], "correct": full == reduced}
+        return made
 
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
         """How often the nearest class is the full model's."""
@@ -102,6 +114,9 @@ class FidelityTask(Task):
                 print(f"{row['reduction']['plan']}: nearest class as that of the full model {share:.4f} ± {error:.4f}")
 
 
-def _join(records: Sequence[Compared]) -> tuple[Tensor, Tensor | None]:
-    same = [part.same for part in records if part.same is not None]
-    return torch.cat([part.distance for part in records]), torch.cat(same) if same else None
+def _join(records: Sequence[Compared]) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """The distances (n,), and the classes of the full model and under the plan (n,), if there are class names."""
+    full = [part.full for part in records if part.full is not None]
+    reduced = [part.reduced for part in records if part.reduced is not None]
+    distance = torch.cat([part.distance for part in records])
+    return distance, (torch.cat(full), torch.cat(reduced)) if full else None
