@@ -82,6 +82,14 @@ def test_images_alone(evaluate: Eval, tmp_path: Path) -> None:
     assert labelled["metrics"]["agreement"] == 1  # of the classes of the data
 
 
+def test_flags_without_effect_are_named(evaluate: Eval, tmp_path: Path) -> None:
+    class_folders(tmp_path / "a")
+    assert "--images has no effect on zeroshot_classification" in evaluate("--dataset", "folder:a", "--images", "a").err
+    table(tmp_path / "t.csv", ["image", "caption"], [["a/red/0.png", "x"], ["a/red/1.png", "y"]])
+    done = evaluate("--dataset", "csv:t.csv", "--recall_k", 1, "--classnames", "x", "y")
+    assert "--classnames has no effect on zeroshot_retrieval" in done.err
+
+
 def test_captions_and_labels_in_tables(evaluate: Eval, tmp_path: Path) -> None:
     class_folders(tmp_path / "in" / "a", 4, ["x"])
     captions = [[f"a/x/{n}.png", f"caption {n} {word}"] for n in range(4) for word in ("one", "two")]

@@ -17,6 +17,7 @@ from tokensieve import provenance
 from tokensieve.data.images import BrokenImage, open_photo
 from tokensieve.data.own.classes import DEFAULT_TEMPLATES, name_classes
 from tokensieve.data.own.files import list_files
+from tokensieve.data.registry import CLASSIFY
 from tokensieve.device import find_device
 from tokensieve.errors import UserError, short
 from tokensieve.evaluation import results
@@ -39,7 +40,8 @@ USAGE = "for example tokensieve eval --images photos/*.jpg --classnames cat dog"
 
 def is_requested(args: argparse.Namespace) -> bool:
     """Whether images are named, and no data set that they would belong to."""
-    return bool(args.images) and not args.dataset and args.task == AUTO and args.questions is None
+    is_ranking = args.task in (AUTO, CLASSIFY)
+    return bool(args.images) and not args.dataset and is_ranking and args.questions is None
 
 
 def run(args: argparse.Namespace) -> list[Path]:

@@ -255,7 +255,7 @@ class SelectorLearner:
             root=config.dataset_root,
             split=split,
             limit=limit,
-            needs_class_names=data_registry.contents_of(config.dataset) != "images",
+            needs_class_names=data_registry.contents_of(config.dataset) in ("labels", None),
         )
 
     def _classifier(self) -> tuple[float, Tensor | None]:
