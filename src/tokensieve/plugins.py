@@ -30,6 +30,7 @@ GROUP = "tokensieve.plugins"
 BUILT_IN = (
     "tokensieve.embedded.declarations",
     "tokensieve.embedded.recipes",
+    "tokensieve.data.own",
     "tokensieve.data.clip_benchmark",
     "tokensieve.data.vqa",
     "tokensieve.training",

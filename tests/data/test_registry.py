@@ -19,7 +19,7 @@ from tokensieve.errors import UserError
 from tokensieve.plugins import load_plugin
 from tokensieve.registry import resolve
 
-CONTENTS = ("labels", "captions", "questions", "objects", None)
+CONTENTS = ("labels", "captions", "images", "questions", "objects", None)
 TOY = """
 from PIL import Image
 
@@ -107,7 +107,7 @@ def test_contents_are_known_before_anything_is_opened() -> None:
 def test_declarations_are_whole(name: str) -> None:
     spec = DATASETS[name]
     assert spec.contents in CONTENTS and spec.summary and "\n" not in spec.summary and callable(resolve(spec.build))
-    assert bool(spec.argument) == name.endswith(("/", ":")) and (spec.task or spec.contents is None)
+    assert bool(spec.argument) == spec.prefix.endswith(("/", ":")) and (spec.task or spec.contents is None)
 
 
 def test_prefixes_and_folders() -> None:

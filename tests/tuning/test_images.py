@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tokensieve.data.own.files import list_files
 from tokensieve.errors import UserError
-from tokensieve.tuning.images import SHOWN, Request, describe_unreadable, find_images, list_files, read_questions
+from tokensieve.tuning.images import SHOWN, Request, describe_unreadable, find_images, read_questions
 
 
 def damage(folder: Path) -> list[str]:

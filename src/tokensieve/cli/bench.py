@@ -49,6 +49,14 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     )
     WEIGHTS.add_to(parser)
     parser.add_argument("--image_size", type=integer_in(1), metavar="PIXELS", help="default: the model's own")
+    parser.add_argument(
+        "--images",
+        "--dataset",
+        nargs="+",
+        metavar="PATH",
+        help="your images in place of noise: folders, files, folder:DIR, csv:FILE, images:DIR; the model is loaded with its "
+        "transform",
+    )
     vlm = parser.add_argument_group("vision-language models (--model_type vlm)")
     vlm.add_argument("--new_tokens", type=integer_in(1), default=16, metavar="N", help="tokens to generate (default: 16)")
     vlm.add_argument("--text_tokens", type=integer_in(2), default=16, metavar="N", help="words of the prompt (default: 16)")
@@ -74,6 +82,8 @@ def run_bench(args: argparse.Namespace) -> Result:
         os.environ.setdefault(variable, level)  # before torch is imported: keeps its profiler from logging
     if args.quick and not args.suite:
         raise UserError("--quick is a short form of --suite; for fewer rounds use --repeats")
+    if args.suite and args.images:
+        raise UserError("--images does not go with --suite, which measures models of many sizes on noise; leave it out")
     from tokensieve.measuring import against
 
     before = None if args.against is None else against.read(args.against)

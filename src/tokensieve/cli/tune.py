@@ -14,7 +14,12 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pretrained", metavar="TAG", help="weights of the model")
     model_type_flag().add_to(parser)
     parser.add_argument(
-        "--images", nargs="+", metavar="PATH", help="folders and files (default: the images that ship with an embedded model)"
+        "--images",
+        "--dataset",
+        nargs="+",
+        metavar="PATH",
+        help="folders and files, or your own data as folder:DIR, csv:FILE, images:DIR (default: the images that ship with an "
+        "embedded model)",
     )
     parser.add_argument("--questions", metavar="FILE", help="of vision-language models: one question a line; they take turns")
     goal = parser.add_argument_group("goal (one or both)")

@@ -69,7 +69,7 @@ class Files(Section):
 class Data(Section):
     """Questions about images, with their answers."""
 
-    name: Literal["vqav2", "gqa", "jsonl", "embedded"] = "vqav2"
+    name: Literal["vqav2", "gqa", "jsonl", "csv", "embedded"] = "vqav2"
     train: Files = Files()
     val: Files = Files(limit=2000)
     """For the accuracies during training, by which the best weights are chosen: never the test split."""
@@ -83,6 +83,7 @@ class Data(Section):
     @model_validator(mode="after")
     def _check_paths(self) -> Data:
         needed = {"vqav2": ("questions", "annotations", "images"), "gqa": ("questions", "images"), "jsonl": ("questions",)}
+        needed["csv"] = needed["jsonl"]
         problems = []
         for split in ("train", "val"):
             files = getattr(self, split)
@@ -98,7 +99,7 @@ class Data(Section):
 
 QUESTIONS = """\
 dataset_settings:
-  name: vqav2                        # or gqa, jsonl (one JSON object a line), embedded (needs no files)
+  name: vqav2                        # or gqa, jsonl (one JSON object a line), csv (a table), embedded (no files)
   train:
     questions: data/vqav2/v2_OpenEnded_mscoco_train2014_questions.json
     annotations: data/vqav2/v2_mscoco_train2014_annotations.json

@@ -2,7 +2,7 @@
 
 Palette, grey, CMYK and transparent images are converted as Pillow does. 16-bit grey is scaled to 8 bits (Pillow's own
 conversion would cut everything above 255); floats, which have no full range, are scaled by the image's own. The EXIF rotation
-is not applied, since the benchmark's numbers are made without.
+is not applied, since the benchmark's numbers are made without; `open_photo` applies it to a user's own photos.
 """
 
 from __future__ import annotations
@@ -26,6 +26,38 @@ MAX_SIDE = 100_000
 MAX_RATIO = 200  # of the sides: a transform that brings the shorter one to 224 makes the longer one so many times as long
 MAX_BYTES = 200_000_000  # of a file
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")  # what photographs and data sets come in; MPO is a kind of JPEG
+SUFFIXES = tuple(  # of files that may be such images; some are other names of the same formats
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".mpo",
+        ".png",
+        ".apng",
+        ".webp",
+        ".bmp",
+        ".dib",
+        ".tif",
+        ".tiff",
+        ".gif",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".pfm",
+    ]
+)
+ORIENTATION = 0x0112  # the EXIF tag that says how a photo has to be turned
+UPRIGHT = {  # its values
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 ROWS = 1_000_000  # pixels that are converted at a time
 OUTLIER_SHARE = 0.001  # share of pixels, at either end, that may be hot or dead and do not set the range
 T = TypeVar("T")
@@ -38,6 +70,11 @@ class BrokenImage(ValueError):
 def open_image(source: str | Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The image in RGB; BrokenImage if it is damaged or too large."""
     return decode(source, _rgb, max_pixels)
+
+
+def open_photo(source: str | Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """`open_image` of a user's own photo: turned upright, as its EXIF says."""
+    return decode(source, _upright, max_pixels)
 
 
 def decode(source: str | Path | BinaryIO, convert: Callable[[Image.Image], T], max_pixels: int = MAX_PIXELS) -> T:
@@ -89,6 +126,14 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         return _shades(np.asarray(image), lambda rows: np.clip(rows, 0, 65535) // 257)
     return by_own_range(image) if image.mode == "F" else image.convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # damaged EXIF leads to any kind, and says nothing about the pixels
+        turn = None
+    return _rgb(image) if turn is None else _rgb(image).transpose(turn)
 
 
 def by_own_range(image: Image.Image) -> Image.Image:

@@ -63,6 +63,8 @@ class Source:
     most_workers: int | None = None  # more processes than this would be idle
     captions: bool = False
     join: Callable[[Sequence[Any], Sequence[Any]], tuple[Inputs, Any]] = stack_samples  # the samples of a batch as one
+    notes: tuple[str, ...] = ()  # what is odd in the data, a sentence each
+    names: Sequence[str] = ()  # of the samples by their numbers, where they have names, such as files
 
     def __len__(self) -> int:
         return len(self.samples)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
     vqav2, gqa, textvqa, pope, scienceqa, mmbench   as published, under --dataset_root or by their files
     gqa:PATH and so on                              the same, in a folder or from the file of the questions
+    csv:FILE    a table of the user's own with the columns image, question and answer, declared in own/__init__.py
     jsonl:FILE  {"image": "a/b.jpg", "question": "...", "answers": ["...", ...]} a line; or "answer"; "id" and "kind" if known
     embedded-questions, embedded-questions-all      scenes drawn on the fly; the latter with the pairs that training never shows
 
@@ -39,10 +40,10 @@ def load(
 
     Files that are not named are looked for under `root`, where the published archives put them.
     """
-    name = {"embedded": "embedded-questions", "jsonl": PREFIX}.get(name, name)
-    spec = find_dataset(name)
+    name = {"embedded": "embedded-questions", "jsonl": PREFIX, "csv": "csv:"}.get(name, name)
+    spec = find_dataset(name, "questions")
     if spec is None or spec.contents != "questions":
-        known = [spec.name + spec.argument for spec in DATASETS.values() if spec.contents == "questions"]
+        known = [spec.usage for spec in DATASETS.values() if spec.contents == "questions"]
         raise UserError(f"there are no questions {name!r}: known are {', '.join(known)}.{did_you_mean(name, known)}")
     files = {"questions": questions, "annotations": annotations, "images": images}
     data: VqaData = resolve(spec.build)(name, split=split, limit=limit, root=root, **files)

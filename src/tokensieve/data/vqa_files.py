@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tokensieve.data.images import BrokenImage
 from tokensieve.data.vqa_items import QuestionRecord, VqaData, VqaItem
-from tokensieve.data.vqa_layouts import gqa, jsonl, mmbench, pope, scienceqa, textvqa, vqav2
+from tokensieve.data.vqa_layouts import gqa, jsonl, mmbench, pope, scienceqa, table, textvqa, vqav2
 from tokensieve.data.vqa_layouts.layout import Contents, Files, Layout, few
 from tokensieve.errors import UserError
 from tokensieve.provenance import digest
 
-LAYOUTS = {module.LAYOUT.name: module.LAYOUT for module in (vqav2, gqa, textvqa, pope, scienceqa, mmbench, jsonl)}
+LAYOUTS = {module.LAYOUT.name: module.LAYOUT for module in (vqav2, gqa, textvqa, pope, scienceqa, mmbench, jsonl, table)}
 
 
 def build(

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from tokensieve.cutting.passes import IMAGE, Row
-from tokensieve.data.images import BrokenImage, open_image
+from tokensieve.data.images import BrokenImage, open_photo
 from tokensieve.drawing.geometry import Frame, find_frame
 from tokensieve.drawing.stages import DROPPED, Stage, stages
 from tokensieve.errors import UserError
@@ -91,7 +91,7 @@ def as_image(image: Any) -> Image.Image:
     """A file, a PIL image or a tensor (3, h, w) as a PIL image in RGB; a tensor is scaled to the full range."""
     if isinstance(image, (str, Path)):
         try:
-            return open_image(image)
+            return open_photo(image)
         except BrokenImage as error:
             raise UserError(f"cannot read {image}: {error}") from error
     if isinstance(image, Image.Image):

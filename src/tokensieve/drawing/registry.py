@@ -55,7 +55,8 @@ SHOW_INPUTS: Registry[ShowInput] = Registry("kind of input")
 SHOW_INPUTS.add(
     ShowInput(
         "images",
-        "image files, or embedded:N for a scene of the embedded test set",
+        "image files, embedded:N for a scene of the embedded test set, or your own data (folder:DIR, images:DIR, csv:FILE; "
+        "with :N one image of it)",
         accepts="tokensieve.drawing.show_images:accepts",
         run="tokensieve.drawing.show_images:run",
         datasets="tokensieve.drawing.show_images:DATASETS",

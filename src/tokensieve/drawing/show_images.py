@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 from torch import nn
 
 from tokensieve.cutting.handle import Handle, apply
+from tokensieve.data.own.files import is_own_data, list_files, pick_numbers, split_number
 from tokensieve.device import find_device
 from tokensieve.drawing import show
 from tokensieve.drawing.band import Band, as_image, make_band
@@ -29,6 +31,7 @@ from tokensieve.plan import Plan
 
 DATASETS = ("embedded",)
 EMBEDDED = "embedded:"
+MOST = 8  # images of a data set that are drawn
 
 NamedImage = tuple[str, Image.Image, int]  # name, image, and its number within the run, which seeds random choices
 
@@ -40,7 +43,7 @@ def accepts(args: argparse.Namespace) -> bool:
 def run(args: argparse.Namespace) -> list[Path]:
     """Draw images under all plans; the files."""
     plans = read_plans(args)
-    images = [read(text, number) for number, text in enumerate(args.images)]
+    images = [read(text, number) for number, text in enumerate(expand(args.images))]
     sheets = show.sheets(args.output or show.DEFAULT_OUTPUT, [name for name, _, _ in images], str(plans[0]))
     bands = make_bands(load_model(args, args.model_type), plans, images, seed=args.seed, weights=args.weights)
     return show.write({path: draw([band for number in numbers for band in bands[number]]) for path, numbers in sheets.items()})
@@ -55,6 +58,23 @@ def load_model(args: argparse.Namespace, model_type: str) -> Loaded:
     models, weights = ([name] if name is not None else None for name in (args.model, args.pretrained))
     model, pretrained = loading.model_pairs(models, weights, None, model_type)[0]
     return loading.load(model, pretrained, model_type=model_type, device=find_device(args.device))
+
+
+def expand(texts: Sequence[str]) -> list[str]:
+    """The arguments, with the files of own data (folder:DIR, images:DIR, csv:FILE, or one of them as NAME:N) in its place."""
+    made: list[str] = []
+    for text in texts:
+        if not is_own_data(text):
+            made.append(text)
+            continue
+        found = list_files([split_number(text)[0]])
+        if not found:
+            raise UserError(f"{text}: there is no image in it")
+        _, numbers, remark = pick_numbers(text, len(found), MOST)
+        made += [str(found[number]) for number in numbers]
+        if remark:
+            print(f"tokensieve: {remark}", file=sys.stderr)
+    return made
 
 
 def read(text: str, number: int) -> NamedImage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any
 
 import torch
 
+from tokensieve.data.images import BrokenImage
+from tokensieve.data.own.files import is_own_data, pick_numbers, split_number
+from tokensieve.data.registry import find_dataset
 from tokensieve.data.vqa import load as load_questions
-from tokensieve.data.vqa_items import VqaItem
+from tokensieve.data.vqa_items import VqaData, VqaItem
 from tokensieve.device import to_device
 from tokensieve.drawing import show
 from tokensieve.drawing.band import Band, as_image, make_band
 from tokensieve.drawing.geometry import Frame, find_frame
 from tokensieve.drawing.sheet import draw
-from tokensieve.drawing.show_images import EMBEDDED, apply_quietly, file_name, load_model, read_plans
+from tokensieve.drawing.show_images import EMBEDDED, MOST, apply_quietly, expand, file_name, load_model, read_plans
 from tokensieve.errors import UserError
 from tokensieve.models.loading import vlm
 from tokensieve.models.registry import open_vlm
@@ -30,18 +34,50 @@ NamedQuestion = tuple[str, VqaItem, int]  # name, question with its image, and i
 
 def accepts(args: argparse.Namespace) -> bool:
     is_vlm = args.model is not None and vlm.is_model_name(args.model)
-    return args.model_type == "vlm" or is_vlm or args.question is not None
+    if args.model_type == "vlm" or is_vlm or args.question is not None:
+        return True
+    return any(_has_questions(split_number(text)[0]) for text in args.images if is_own_data(text))
+
+
+def _has_questions(name: str) -> bool:
+    spec = find_dataset(name)
+    return spec is not None and spec.contents == "questions"
 
 
 def run(args: argparse.Namespace) -> list[Path]:
     """Draw images under all plans, with the answers to questions about them; the files."""
     plans = read_plans(args)
-    questions = [read(text, number, args.question) for number, text in enumerate(args.images)]
+    questions = read_all(args.images, args.question)
     sheets = show.sheets(args.output or show.DEFAULT_OUTPUT, [name for name, _, _ in questions], str(plans[0]))
     loaded = load_model(args, "vlm")
     assert isinstance(loaded, vlm.LoadedVlm)
     bands = make_bands(loaded, plans, questions, seed=args.seed, weights=args.weights)
     return show.write({path: draw([band for number in numbers for band in bands[number]]) for path, numbers in sheets.items()})
+
+
+def read_all(texts: Sequence[str], question: str | None) -> list[NamedQuestion]:
+    """The questions of all arguments; csv:FILE with questions stands for its rows."""
+    made: list[NamedQuestion] = []
+    for text in texts:
+        name = split_number(text)[0]
+        if is_own_data(text) and _has_questions(name):
+            data = load_questions(name)
+            _, numbers, remark = pick_numbers(text, len(data), MOST)
+            if remark:
+                print(f"tokensieve: {remark}", file=sys.stderr)
+            made += [_asked(f"{name}:{number}", data, number, question) for number in numbers]
+        else:
+            made += [read(file, len(made), question) for file in expand([text])]
+    return made
+
+
+def _asked(name: str, data: VqaData, number: int, question: str | None) -> NamedQuestion:
+    """A question of a data set, or another one about its image."""
+    try:
+        item = data[number]
+    except BrokenImage as error:
+        raise UserError(f"{name}: cannot read {error}") from error
+    return name, item if question is None else replace(item, question=question, answers=[]), number
 
 
 def read(text: str, number: int, question: str | None) -> NamedQuestion:
@@ -54,8 +90,7 @@ def read(text: str, number: int, question: str | None) -> NamedQuestion:
     index = text.removeprefix(EMBEDDED)
     if not (index.isascii() and index.isdigit() and int(index) < len(data)):
         raise UserError(f"{text}: there are the questions {EMBEDDED}0 to {EMBEDDED}{len(data) - 1}")
-    item = data[int(index)]
-    return text, item if question is None else replace(item, question=question, answers=[]), int(index)
+    return _asked(text, data, int(index), question)
 
 
 def make_bands(

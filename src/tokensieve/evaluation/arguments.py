@@ -62,7 +62,7 @@ def resolve_task_and_model_type(args: argparse.Namespace) -> argparse.Namespace:
         resolved.dataset = default_dataset(args, requested)
     tasks = tasks_of(resolved)
     for dataset, task in tasks.items():
-        check_contents(dataset, data_registry.contents_of(dataset), task)
+        check_contents(dataset, data_registry.contents_of(dataset, TASKS[task].contents), task)
     needed = {TASKS[task].model_type for task in tasks.values()}
     for model_type in requested:
         if model_type not in needed:
@@ -112,6 +112,8 @@ def check_contents(dataset: str, contents: str | None, task: str) -> None:
     """A UserError if the data holds something else than the task needs. contents: None if only opening it shows them."""
     needed = TASKS[task].contents
     if contents == needed or (contents is None and needed in STREAM_CONTENTS):
+        return
+    if needed == "images" and contents in data_registry.OF_IMAGES:  # labels and captions are left aside
         return
     held = (contents,) if contents is not None else STREAM_CONTENTS
     others = " or ".join(spec.name for spec in all_tasks() if spec.contents in held)
@@ -180,3 +182,7 @@ def warn_unused_flags(args: argparse.Namespace, tasks: set[str], warn: WarnOnce)
     for flag, users in task_flags().values():
         if not tasks.intersection(task.name for task in users) and getattr(args, flag.dest) != flag.default:
             warn(f"--{flag.name} has no effect on {', '.join(sorted(tasks))}")
+    contents = {TASKS[task].contents for task in tasks}
+    for name, users in (("images", {"questions"}), ("classnames", {"labels", "images"})):
+        if getattr(args, name) and not contents & users:
+            warn(f"--{name} has no effect on {', '.join(sorted(tasks))}")

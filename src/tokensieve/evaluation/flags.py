@@ -11,7 +11,7 @@ import warnings
 from typing import NoReturn
 
 from tokensieve import plugins
-from tokensieve.data.registry import DATASETS
+from tokensieve.data.registry import DATASETS, OF_IMAGES, OWN
 from tokensieve.errors import UserError, one_line
 from tokensieve.flags import COMMAND, COMMON, PLUGIN, Flag, fraction, integer_in, one_of, positive
 from tokensieve.models.loading.registry import BENCHMARK_PRETRAINED, MODEL_TYPES
@@ -144,8 +144,8 @@ def _what() -> list[Flag]:
     datasets = "; ".join([usual[0], *(f"for {' and '.join(users)} {name}" for name, users in others)])
     by_contents: dict[str, list[str]] = {}
     for spec in DATASETS.values():
-        if spec.contents not in (None, "labels", "captions"):
-            by_contents.setdefault(spec.contents, []).append(spec.name + spec.argument)
+        if spec.contents not in OF_IMAGES and spec.group != OWN:
+            by_contents.setdefault(spec.contents, []).append(spec.usage)
     others_by_contents = [f"with {contents}: {', '.join(names)}" for contents, names in by_contents.items()]
     first, *rest = [(kind.name, kind.default_model) for kind in MODEL_TYPES.values() if kind.default_model]
     models = "; ".join([str(first[1]), *(f"of {kind} {model}" for kind, model in rest)])
@@ -153,10 +153,20 @@ def _what() -> list[Flag]:
         Flag(
             "dataset",
             "data sets: names, collections (vtab, vtab+, imagenet_robustness, retrieval), or text files with one name a "
-            f"line; wds/NAME reads webdataset shards under --dataset_root; {'; '.join(others_by_contents)} "
+            f"line; your own images as folder:DIR (a folder for each class), csv:FILE (image and label, caption, or question "
+            f"and answer) or images:DIR (no labels), see docs/own-data.md; wds/NAME reads webdataset shards under "
+            f"--dataset_root; {'; '.join(others_by_contents)} "
             f"(default, where nothing else is named: {datasets})",
             options={"nargs": "+", "metavar": "NAME"},
             group=WHAT,
+        ),
+        Flag(
+            "images",
+            "without --dataset: image files and folders; the nearest of --classnames are printed for each of them under each "
+            "plan. Of questions: the folder of the images (default: the usual one in --dataset_root, or beside the questions)",
+            options={"nargs": "+", "metavar": "PATH"},
+            group=WHAT,
+            repeats=True,
         ),
         Flag(
             "dataset_root",
@@ -302,6 +312,14 @@ def _how() -> list[Flag]:
 
 def _texts() -> list[Flag]:
     return [
+        Flag(
+            "classnames",
+            "the class names; of your own data they are matched by the names of its folders or labels, or name them in order",
+            [],
+            {"nargs": "+", "metavar": "NAME"},
+            group=TEXTS,
+            repeats=True,
+        ),
         Flag("custom_classname_file", "class names by data set", None, {"metavar": "JSON"}, group=TEXTS, repeats=True),
         Flag(
             "custom_template_file",

@@ -18,7 +18,7 @@ from tokensieve.data import registry as data_registry
 from tokensieve.device import find_device
 from tokensieve.distributed import Processes, join_processes
 from tokensieve.errors import UserError
-from tokensieve.evaluation import results
+from tokensieve.evaluation import ranking, results
 from tokensieve.evaluation.arguments import (
     DEFAULT_JOB,
     DEFAULT_JOB_LIMIT,
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> list[Path]:
         join_processes(args.distributed, args.timeout) as processes,
         recorded(args.run_folder if processes.is_main else None, args),
     ):
-        return _run(args, processes)
+        return ranking.run(args) if ranking.is_requested(args) else _run(args, processes)
 
 
 def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:

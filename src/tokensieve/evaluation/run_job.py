@@ -195,8 +195,12 @@ def _task_context(
             task=job.task,
             annotation_file=args.annotation_file,
             needs_class_names=TASKS[job.task].needs_class_names,
+            class_names=args.classnames,
+            contents=TASKS[job.task].contents,
         )
-        if data_registry.contents_of(job.dataset) is None:  # only now it is known
+        for note in opened.notes:
+            warn(note)
+        if data_registry.contents_of(job.dataset, TASKS[job.task].contents) is None:  # only now it is known
             check_contents(job.dataset, "captions" if opened.captions else "labels", job.task)
         return opened
 
@@ -311,7 +315,8 @@ def _make_rows(
     for plan, reduction in zip(map(str, prepared.plans), reductions, strict=True):
         records, samples, n_broken = _records_of(plan, passes, args, job)
         scores.append(task.sample_scores(records))
-        predictions.append(task.predictions(records, samples) if args.save_predictions else None)
+        made = task.predictions(records, samples) if args.save_predictions else None
+        predictions.append(_with_names(made, next(reversed(data.values())).names))
         run = {
             "versions": provenance.versions(),
             **prepared.settings,
@@ -332,6 +337,13 @@ def _make_rows(
         rows.append(make_row(job, task, records, reduction, run, args, data))
     add_losses(rows, scores)
     return rows, scores, predictions
+
+
+def _with_names(predictions: list[Prediction] | None, names: Sequence[str]) -> list[Prediction] | None:
+    """The predictions with the name of each sample as "file", where samples have names."""
+    if predictions is None or not names:
+        return predictions
+    return [{"sample": line["sample"], "file": names[line["sample"]], **line} for line in predictions]
 
 
 def _records_of(

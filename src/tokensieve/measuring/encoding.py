@@ -6,13 +6,17 @@ The share of the oracle's speed-up that a plan reaches is its realized fraction;
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tokensieve.data.images import BrokenImage, open_photo
+from tokensieve.data.own.files import list_files
 from tokensieve.data.source import Inputs
+from tokensieve.errors import UserError, short
 from tokensieve.measuring.clock import counts_cpu_time
 from tokensieve.measuring.flops import gflops
 from tokensieve.measuring.memory import peak_memory
@@ -28,6 +32,26 @@ def noise_images(net: nn.Module, batch_size: int) -> Tensor:
     """Random images of the size that a model takes, on its device: (B, 3, h, w)."""
     shape = (batch_size, 3, *open_tower(net).image_size)
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(next(net.parameters()).device)
+
+
+def read_photos(names: Sequence[str], transform: Callable[[Any], Tensor], most: int) -> list[Tensor]:
+    """The first images of the user, as the model takes them: (3, h, w) each. Those that cannot be read are left out."""
+    photos: list[Tensor] = []
+    for file in list_files(names):
+        if len(photos) == most:
+            break
+        try:
+            photos.append(transform(open_photo(file)))
+        except BrokenImage as error:
+            print(f"tokensieve: cannot read {short(file, 200)}: {short(error, 300)}", file=sys.stderr)
+    if not photos:
+        raise UserError(f"--images {short(' '.join(names), 200)}: there is no image that can be read")
+    return photos
+
+
+def batch_of(photos: Sequence[Tensor], batch_size: int) -> Tensor:
+    """So many images (B, 3, h, w); if there are fewer, they are repeated."""
+    return torch.stack([photos[number % len(photos)] for number in range(batch_size)])
 
 
 def measure(

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from tokensieve.device import find_device
+from tokensieve.errors import UserError
 from tokensieve.measuring import encoding
 from tokensieve.measuring.break_even import tower_break_even
 from tokensieve.measuring.clock import torch_threads
@@ -42,6 +43,7 @@ def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
         weights=args.weights,
         threads=args.threads,
         crossing=args.break_even,
+        images=args.images,
     )
 
 
@@ -59,11 +61,13 @@ def run(
     weights: Weights = None,
     threads: int | None = None,
     crossing: bool = False,
+    images: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Measures every plan at every batch size; prints a table, writes JSON to output, returns the rows.
 
     model: by default the one that its type declares; weights: of trained methods, as in apply; threads: of torch, by default
-    one on the CPU; crossing: also search the number of tokens from which on a plan is faster.
+    one on the CPU; crossing: also search the number of tokens from which on a plan is faster; images: files, folders and data
+    sets of the user, in place of noise.
     """
     parsed = [Plan.parse(plan) for plan in plans or [PLAN]]
     check_output(output)
@@ -74,16 +78,24 @@ def run(
         made: nn.Module = loading.architecture(name, weights, size, model_type).to(where).eval()
         return made
 
-    net = build(image_size, pretrained)
+    photos: list[Tensor] = []
+    if images:
+        if image_size is not None:
+            raise UserError("--image_size does not go with --images, which the model's own transform resizes; leave it out")
+        loaded = loading.load(name, pretrained, model_type=model_type, device=where)
+        net, photos = loaded.model, encoding.read_photos(images, loaded.transform, max(batch_sizes or BATCHES))
+    else:
+        net = build(image_size, pretrained)
     open_tower(net)  # raises here if the model cannot be cut
     if weights is not None and not pretrained:  # random weights match no trained part, but the speed is the same
         weights = {method: loaded.part.to(where) for method, loaded in read_weights(weights).items()}
-    about = {"model": name, "model_type": model_type, "pretrained": pretrained or None, "device": str(where)}
+    about: dict[str, Any] = {"model": name, "model_type": model_type, "pretrained": pretrained or None, "device": str(where)}
+    about |= {"images": list(images)} if images else {}
     sizes, rows = batch_sizes or BATCHES, []
     with torch_threads(threads, where):
         for batch_size in sizes:
-            images = encoding.noise_images(net, batch_size)
-            rows += [about | row for row in encoding.measure(net, images, parsed, repeats, quiet, weights)]
+            batch = encoding.batch_of(photos, batch_size).to(where) if photos else encoding.noise_images(net, batch_size)
+            rows += [about | row for row in encoding.measure(net, batch, parsed, repeats, quiet, weights)]
         find = partial(tower_break_even, net, build, weights=weights, quiet=quiet)
         points = [find(plan, sizes) for plan in parsed] if crossing else []
         publish(rows, output, quiet, print_vision_rows, break_even=points)

@@ -23,6 +23,11 @@ from tokensieve.plan import Plan
 
 def bench(args: argparse.Namespace) -> list[dict[str, Any]]:
     """`tokensieve bench` for vision-language models; the rows."""
+    if args.images:
+        raise UserError(
+            "--images does not go with --model_type vlm, whose bench takes noise: times do not depend on what an image shows. "
+            "For your images and questions use eval --dataset csv:FILE."
+        )
     for flag in ("pretrained", "image_size"):
         if getattr(args, flag):
             raise UserError(f"--{flag} does not go with --model_type vlm: the model's own weights and image size are measured.")

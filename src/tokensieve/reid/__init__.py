@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tokensieve import embedded
 from tokensieve.config.registry import TRAININGS, TrainingSpec
-from tokensieve.data.registry import DATASETS, DatasetSpec
+from tokensieve.data.registry import DATASETS, OWN, DatasetSpec
 from tokensieve.drawing.registry import SHOW_INPUTS, ShowInput
 from tokensieve.flags import Flag, integer_in
 from tokensieve.models.families import FAMILIES, Family
@@ -20,6 +20,23 @@ from tokensieve.tasks.registry import TASKS, TaskSpec
 for _name, _layout in LAYOUTS.items():
     _load = "tokensieve.reid.data:load"
     DATASETS.add(DatasetSpec(_name, _layout.summary, _load, "objects", "reid", "re-identification"), origin=__name__)
+
+for _prefix, _holds, _argument in (("folder:", "is_folder", "DIR"), ("csv:", "is_table", "FILE")):
+    DATASETS.add(
+        DatasetSpec(
+            f"objects in {_prefix}",
+            "objects of your own, in a folder for each modality or in a table",
+            _load,
+            "objects",
+            "reid",
+            group=OWN,
+            argument=_argument,
+            shares=_prefix,
+            holds=f"tokensieve.reid.own:{_holds}",
+            check=f"tokensieve.data.own.{'folders' if _prefix == 'folder:' else 'tables'}:check",
+        ),
+        origin=__name__,
+    )
 
 # --- models
 
@@ -98,8 +115,8 @@ TRAININGS.add(
 SHOW_INPUTS.add(
     ShowInput(
         "reid",
-        "of re-identification queries of data sets (embedded-reid:N, RGBNT201:N, ...), or the files of an object: RGB=FILE "
-        "NI=FILE TI=FILE",
+        "of re-identification queries of data sets (embedded-reid:N, RGBNT201:N, folder:DIR:N, ...), or files of an object: "
+        "RGB=FILE NI=FILE TI=FILE",
         accepts="tokensieve.reid.show:accepts",
         run="tokensieve.reid.show:run",
         datasets="tokensieve.reid.layouts:NAMES",

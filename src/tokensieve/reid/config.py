@@ -38,8 +38,9 @@ from tokensieve.config.section import (
     Weight,
     Workers,
 )
-from tokensieve.errors import UserError, one_line
+from tokensieve.errors import UserError, did_you_mean, one_line, short
 from tokensieve.reid.arguments import Arguments
+from tokensieve.reid.layouts import NAMES, OWN_PREFIXES
 from tokensieve.reid.published_keys import PublishedSection, unused_note
 
 Mean = Annotated[float, Field(ge=-1000, le=1000)]
@@ -179,7 +180,8 @@ class Input(PublishedSection):
 
 
 class Datasets(Section):
-    NAMES: Literal["RGBNT201", "RGBNT100", "MSVR310", "embedded-reid", "embedded-reid-pretrain"] = "RGBNT201"
+    NAMES: Text = "RGBNT201"
+    """RGBNT201, RGBNT100, MSVR310, an embedded one, or objects of your own: folder:DIR, csv:FILE."""
     ROOT_DIR: Text = "root"
     """The folder that holds the data set's own; embedded ones are drawn by code and need none."""
     VAL_IDENTITIES: CountOrZero = 30
@@ -191,7 +193,17 @@ class Datasets(Section):
         """Published files write NAMES: ('RGBNT201'), which YAML reads as a text with brackets and quotes."""
         if isinstance(value, list) and len(value) == 1:
             value = value[0]
-        return value.strip("()[], ").strip("'\"") if isinstance(value, str) else value
+        if not isinstance(value, str) or value.startswith(OWN_PREFIXES):
+            return value
+        return value.strip("()[], ").strip("'\"")
+
+    @field_validator("NAMES")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        if value in NAMES or value.startswith(OWN_PREFIXES):
+            return value
+        known = ", ".join((*NAMES, *OWN_PREFIXES))
+        raise ValueError(f"{short(repr(value), 60)} is not one of {known}.{did_you_mean(value, NAMES)}")
 
 
 class Dataloader(PublishedSection):

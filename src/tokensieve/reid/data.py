@@ -3,6 +3,7 @@
     RGBNT201   {train_171,test}/{RGB,NI,TI}/000001_cam1_0_00.jpg          query = gallery = test
     RGBNT100   rgbir/{bounding_box_train,query,bounding_box_test}/0001_c1_0001.jpg     one strip: RGB, NI, TI, 256 wide each
     MSVR310    {bounding_box_train,query3,bounding_box_test}/0001/{vis,ni,th}/0001_s001_v1_000.jpg
+    folder:OBJECTS, csv:OBJECTS.csv           of the user's own (own.py)
     embedded-reid, embedded-reid-pretrain     people drawn by code (embedded/people), in RGBNT201's layout
 
 The identity, the camera and (MSVR310) the scene are read from a file's name; the same name, up to its ending, is the same shot
@@ -25,7 +26,9 @@ from tokensieve.data.images import BrokenImage
 from tokensieve.embedded.people import attributes, dataset
 from tokensieve.errors import UserError, did_you_mean
 from tokensieve.provenance import digest, file_stat
-from tokensieve.reid.layouts import EMBEDDED, JUNK_ID, LAYOUTS, MODALITIES, ROOT, SPLITS, find_layout
+from tokensieve.reid import own
+from tokensieve.reid.layouts import EMBEDDED, JUNK_ID, MODALITIES, ROOT, SPLITS, find_layout
+from tokensieve.reid.own import layout_of
 from tokensieve.reid.scan import (
     Shot,
     decode_image,
@@ -59,7 +62,8 @@ class ReidData(Dataset[dict[str, Image.Image]]):
         self.name, self.split, self.shots, self.cameras = name, split, list(shots), cameras
         self.modalities, self.notes = tuple(modalities), list(notes)
         self.incomplete, self.misnamed = list(incomplete), list(misnamed)
-        self.rule = LAYOUTS[name].rule
+        self.layout = layout_of(name)
+        self.rule = self.layout.rule
         self.pids = sorted({shot.pid for shot in shots})
 
     def __len__(self) -> int:
@@ -97,7 +101,7 @@ class ReidData(Dataset[dict[str, Image.Image]]):
         wanted = self.modalities if modalities is None else tuple(modalities)
         if absent := [m for m in wanted if m not in shot.files]:
             raise BrokenImage(f"{shot.name}: there is no file of {' and '.join(absent)}")
-        if not LAYOUTS[self.name].folders:
+        if not self.layout.folders:
             parts = decode_image(shot, MODALITIES[0], split_strip)
             return {m: parts[m] for m in wanted}
         return {m: decode_image(shot, m, eight_bits) for m in wanted}
@@ -118,14 +122,14 @@ def load(
         of n identities in sorted order those at (i + 1/2) n / val_identities, rounded down.
     modalities: a shot that lacks one of them is left out and listed; with whole=False it stays.
     """
-    layout = find_layout(name)
-    splits = [known for known in SPLITS if known in (*layout.splits, "val")]
+    layout = layout_of(name)
+    splits = [known for known in SPLITS if known in layout.splits or (known == "val" and "train" in layout.splits)]
     if split not in splits:
         raise UserError(f"{name} has no split {split!r}: there are {', '.join(splits)}.{did_you_mean(split, splits)}")
     if not modalities or (unknown := [m for m in modalities if m not in MODALITIES]):
         raise UserError(f"there is no modality {unknown[0] if modalities else ''!r}: known are {', '.join(MODALITIES)}.")
     folder = folder_of(name, root)
-    scans = scan_all(name, folder)
+    scans = scan_all(name, layout, folder)
     scan = scans[layout.splits["train" if split == "val" else split]]
     lacking = {shot.name for shot in scan.shots if whole and not all(m in shot.files for m in modalities)}
     ours = scan.shots
@@ -134,7 +138,8 @@ def load(
         ours = [shot for shot in ours if (shot.pid in held_out) == (split == "val")]
     shots = [shot for shot in ours if shot.name not in lacking]
     if not shots:
-        advice = f" {layout.advice}; unpack it and give its folder as --dataset_root." if layout.advice else ""
+        unpack = "" if own.is_own(name) else "; unpack it and give its folder as --dataset_root"
+        advice = f" {layout.advice}{unpack}." if layout.advice else ""
         raise UserError(f"{name} ({split}) cannot be read from {folder}: {'; '.join(find_faults(layout, scans))}.{advice}")
     notes = [f"{name}: {fault}" for fault in find_faults(layout, scans, modalities, strips=False)]
     incomplete = [shot.name for shot in ours if shot.name in lacking]
@@ -155,11 +160,14 @@ def check_dataset(
 
     strips: the header of every strip (RGBNT100) is read, for its size.
     """
-    return find_faults(find_layout(name), scan_all(name, folder_of(name, root)), modalities, strips)
+    layout = layout_of(name)
+    return find_faults(layout, scan_all(name, layout, folder_of(name, root)), modalities, strips)
 
 
 def folder_of(name: str, root: str | os.PathLike[str] | None = ROOT) -> Path:
     """The folder that holds the folders of the splits: the root, or the data set's within it."""
+    if own.is_own(name):
+        return own.place_of(name)
     layout = find_layout(name)
     base = Path(ROOT if root is None else root).expanduser()
     if name in EMBEDDED:  # a user's own folders may have the same names; the drawing has a manifest

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tokensieve.errors import UserError, did_you_mean
 
@@ -30,6 +31,7 @@ class Layout:
     by_identity: bool = False  # there is a folder for each identity, which holds those of the modalities
     inner: str = ""  # the folder that holds the splits, within that of the data set
     advice: str = ""  # where to get the data
+    scan: Callable[[Layout], dict[str, Any]] | None = None  # of data that is not in folders: the Scan of each split
 
 
 _PEOPLE = Layout(
@@ -72,6 +74,7 @@ LAYOUTS = {
     ),
 }
 NAMES = tuple(LAYOUTS)
+OWN_PREFIXES = ("folder:", "csv:")  # of the user's own data (own.py)
 EMBEDDED = tuple(name for name in NAMES if name.startswith("embedded-"))
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tokensieve.data.images import BrokenImage, by_own_range, decode
 from tokensieve.errors import UserError, did_you_mean
-from tokensieve.reid.layouts import JUNK_ID, LAYOUTS, MODALITIES, OVERLAP_MESSAGE, STRIP, Layout
+from tokensieve.reid.layouts import JUNK_ID, MODALITIES, OVERLAP_MESSAGE, STRIP, Layout
 
 T = TypeVar("T")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff")
@@ -40,7 +40,7 @@ def eight_bits(image: Image.Image) -> Image.Image:
 
 
 @dataclass
-class _Scan:
+class Scan:
     """What a split's folder holds: shots with one modality or more, and what is wrong, by kind."""
 
     shots: list[Shot] = field(default_factory=list)
@@ -51,19 +51,24 @@ class _Scan:
     junk: int = 0
 
 
-def scan_all(name: str, folder: Path) -> dict[str, _Scan]:
+def scan_all(name: str, layout: Layout, folder: Path) -> dict[str, Scan]:
     """The scans of the splits' folders; what two splits share is scanned once."""
-    layout = LAYOUTS[name]
+    if layout.scan is not None:
+        return layout.scan(layout)
     scans = {inside: _scan(layout, folder, inside) for inside in dict.fromkeys(layout.splits.values())}
-    if not any(scan.there for scan in scans.values()) and did_you_mean(name, _inside(folder, folders=True)):
+    if (
+        "train" in layout.splits
+        and not any(scan.there for scan in scans.values())
+        and did_you_mean(name, _inside(folder, folders=True))
+    ):
         scans[layout.splits["train"]].missing[_missing(folder, name)] = ""
     return scans
 
 
-def _scan(layout: Layout, folder: Path, split: str) -> _Scan:
+def _scan(layout: Layout, folder: Path, split: str) -> Scan:
     if not (folder / split).is_dir():
-        return _Scan(missing={_missing(folder, split): ""}, there=False)
-    scan = _Scan()
+        return Scan(missing={_missing(folder, split): ""}, there=False)
+    scan = Scan()
     holders = sorted(_inside(folder / split, folders=True)) if layout.by_identity else [""]
     for holder in holders:
         inside = os.path.join(split, holder) if holder else split
@@ -83,7 +88,7 @@ def _scan(layout: Layout, folder: Path, split: str) -> _Scan:
     return scan
 
 
-def _add(scan: _Scan, layout: Layout, folder: Path, holder: str, stem: str, files: dict[str, str]) -> None:
+def _add(scan: Scan, layout: Layout, folder: Path, holder: str, stem: str, files: dict[str, str]) -> None:
     """The shot that these files are, or what is wrong with their name."""
     first = next(iter(files.values()))
     try:
@@ -107,7 +112,7 @@ def _add(scan: _Scan, layout: Layout, folder: Path, holder: str, stem: str, file
 
 
 def find_faults(
-    layout: Layout, scans: Mapping[str, _Scan], modalities: Sequence[str] = MODALITIES, strips: bool = True
+    layout: Layout, scans: Mapping[str, Scan], modalities: Sequence[str] = MODALITIES, strips: bool = True
 ) -> list[str]:
     """Sentences on all that is wrong in the splits, and between them. strips: their sizes are looked at, file by file."""
     faults: dict[str, list[str]] = defaultdict(list)

@@ -27,8 +27,9 @@ from tokensieve.reid import drawing, loading, ranking
 from tokensieve.reid.data import ReidData
 from tokensieve.reid.data import load as load_data
 from tokensieve.reid.drawing import GalleryHit, ObjectPicture, Strip
-from tokensieve.reid.layouts import LAYOUTS, MODALITIES, NAMES
+from tokensieve.reid.layouts import MODALITIES, NAMES
 from tokensieve.reid.model import ReidModel, check_cameras
+from tokensieve.reid.own import holds_objects, is_own
 from tokensieve.reid.scan import Shot, eight_bits
 from tokensieve.reid.task import parse_modalities
 
@@ -53,7 +54,7 @@ class ShowTarget:
 
     @property
     def about(self) -> str:
-        return ", ".join(_about(self.shot, self.queries.name)) if self.shot and self.queries else ""
+        return ", ".join(_about(self.shot, self.queries)) if self.shot and self.queries else ""
 
 
 def accepts(args: argparse.Namespace) -> bool:
@@ -109,7 +110,8 @@ USAGE = "for example embedded-reid:12, or RGBNT201:12 with --dataset_root"
 
 
 def _is_object(text: str) -> bool:
-    return text.partition(":")[0] in NAMES or _modality(text) is not None
+    name = text.rpartition(":")[0]
+    return name in NAMES or holds_objects(name) or holds_objects(text) or _modality(text) is not None
 
 
 def _modality(text: str) -> str | None:
@@ -134,7 +136,9 @@ def read(texts: Sequence[str], root: str, modalities: Sequence[str]) -> list[Sho
                 files.append({})
             files[-1][modality] = text.partition("=")[2]
             continue
-        name, colon, index = text.partition(":")
+        name, colon, index = text.rpartition(":")
+        if is_own(text) and not index.isdigit():
+            name, index = text, ""
         if not colon or Path(text).exists() or name == "embedded":
             raise UserError(
                 f"{text}: a re-identification model needs objects: a query of a data set, {USAGE}, "
@@ -168,10 +172,10 @@ def _print_notes(data: ReidData) -> ReidData:
     return data
 
 
-def _about(shot: Shot, data: str) -> list[str]:
+def _about(shot: Shot, data: ReidData) -> list[str]:
     """Identity, scene and camera, numbered as in the files of this data set."""
     scene = [] if shot.scene is None else [f"scene {shot.scene}"]
-    return [f"id {shot.pid}", *scene, f"camera {shot.camera + LAYOUTS[data].first_camera}"]
+    return [f"id {shot.pid}", *scene, f"camera {shot.camera + data.layout.first_camera}"]
 
 
 # -------------------------------------------------------------------------------------------------------------------- pictures
@@ -258,11 +262,11 @@ def make_strips(
                 gallery_groups=[gallery.groups[index] for index in indices],
             )
             hits = [
-                GalleryHit(gallery.read(indices[row]), _about(gallery.shots[indices[row]], gallery.name), distance, is_match)
+                GalleryHit(gallery.read(indices[row]), _about(gallery.shots[indices[row]], gallery), distance, is_match)
                 for row, is_match, distance in zip(*(column[:ranks].tolist() for column in order), strict=True)
             ]
             notes = [*result_lines(order, len(indices), gallery.rule), *handle.notes]
-            strips[-1].append(Strip(str(handle.plan), notes, target.name, target.images, _about(shot, queries.name), hits))
+            strips[-1].append(Strip(str(handle.plan), notes, target.name, target.images, _about(shot, queries), hits))
     return strips
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from tokensieve.data.images import BrokenImage, decode
+from tokensieve.data.own.files import list_files
 from tokensieve.data.source import Inputs
 from tokensieve.errors import UserError
 from tokensieve.reid import data as reid_data
@@ -19,10 +21,11 @@ from tokensieve.reid.batches import inputs_of
 from tokensieve.reid.data import ReidData
 from tokensieve.reid.layouts import MODALITIES
 from tokensieve.reid.loading import OURS
+from tokensieve.reid.own import holds_objects
 from tokensieve.reid.scan import eight_bits
 from tokensieve.reid.task import VAL_IDENTITIES
-from tokensieve.tuning.fidelity import cosine_distance, rank_correlation, same_nearest
-from tokensieve.tuning.images import ImageSet, draw_numbers, list_files, read_again, select_readable
+from tokensieve.tasks.fidelity.measures import cosine_distance, rank_correlation, same_nearest
+from tokensieve.tuning.images import ImageSet, draw_numbers, read_again, select_readable
 from tokensieve.tuning.subject import Subject
 
 DATASET = "embedded-reid"
@@ -31,8 +34,8 @@ DATASET = "embedded-reid"
 class ObjectFeatures(Subject):
     """The cosine of features; how often the nearest other object is the same; the correlation of whole rankings.
 
-    Of files: a folder with the folders RGB, NI and TI (or some of them), which hold the images of an object under one name; or
-    plain images, which are taken as RGB.
+    Of files: folder: or csv: data of objects; a folder with the folders RGB, NI and TI (or some of them), which hold the images
+    of an object under one name; or plain images, which are taken as RGB.
     """
 
     unit = "object"
@@ -45,6 +48,8 @@ class ObjectFeatures(Subject):
 
     def find_files(self) -> ImageSet:
         assert self.request.images is not None
+        if any(map(holds_objects, self.request.images)):
+            return self._find_objects(self.request.images)
         folders = [Path(text).expanduser() for text in self.request.images]
         self.modalities = [name for name in MODALITIES if any((folder / name).is_dir() for folder in folders)]
         if self.modalities and len(folders) > 1:
@@ -54,6 +59,16 @@ class ObjectFeatures(Subject):
         else:
             inner = [str(folders[0] / self.modalities[0])]
         return select_readable([str(file) for file in list_files(inner)], self.request, self._read)
+
+    def _find_objects(self, names: Sequence[str]) -> ImageSet:
+        """The readable objects of folder: or csv: data, as indices."""
+        if len(names) > 1:
+            raise UserError(f"--images {names[0]} {names[1]}: of objects give one data set")
+        self.shots = reid_data.load(names[0], split="gallery", whole=False)
+        common = [name for name in MODALITIES if any(name in shot.files for shot in self.shots.shots)]
+        self.modalities, self.shots = common, reid_data.load(names[0], split="gallery", modalities=common)
+        found = select_readable([str(n) for n in range(len(self.shots))], self.request, lambda n: self.shots.read(int(n)))
+        return replace(found, items=[int(number) for number in found.items], fingerprint=self.shots.fingerprint)
 
     def _read(self, file: str) -> dict[str, Image.Image]:
         """The images of an object by modality, from the file of the first one; BrokenImage if one is missing or damaged."""
@@ -70,8 +85,8 @@ class ObjectFeatures(Subject):
     def batch(self, start: int, stop: int) -> Inputs:
         items = self.images.items[start:stop]
         transform: Any = self.loaded.transform
-        if self.request.images is None:
-            modalities = self.loaded.model.modalities
+        if isinstance(items[0], int):
+            modalities = self.loaded.model.modalities if self.request.images is None else self.modalities
             samples = [transform(self.shots.read(item, modalities)) for item in items]
             return inputs_of(samples, [self.shots.shots[item].camera for item in items])
         samples = [transform(read_again(item, self._read)) for item in items]

@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from tokensieve import embedded
-from tokensieve.data.images import open_image
+from tokensieve.data.images import open_photo
 from tokensieve.data.source import Inputs
 from tokensieve.data.vqa_items import VqaItem
 from tokensieve.embedded.datasets import EmbeddedQuestions
 from tokensieve.errors import UserError
 from tokensieve.models.loading.vlm import LoadedVlm
+from tokensieve.tasks.fidelity.measures import kl_divergence, same_choice
 from tokensieve.tasks.vqa.answering import ask, prefill
-from tokensieve.tuning.fidelity import kl_divergence, same_choice
 from tokensieve.tuning.images import ImageSet, draw_numbers, find_images, read_again, read_questions
 from tokensieve.tuning.subject import Subject
 
@@ -54,7 +54,7 @@ class NextTokens(Subject):
         if isinstance(item, int):
             image, question = self.scenes[item]
             return VqaItem(image, question.text, [], str(item))
-        return VqaItem(read_again(item, open_image), self.questions[number % len(self.questions)], [], item)
+        return VqaItem(read_again(item, open_photo), self.questions[number % len(self.questions)], [], item)
 
     def run(self, model: Any, inputs: Inputs) -> Tensor:
         assert not isinstance(inputs, Tensor)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from tokensieve import embedded
-from tokensieve.data.images import open_image
+from tokensieve.data.images import open_photo
 from tokensieve.data.source import Inputs
 from tokensieve.embedded.datasets import EmbeddedScenes
 from tokensieve.models.features import encode_image
-from tokensieve.tuning.fidelity import cosine_distance
+from tokensieve.tasks.fidelity.measures import cosine_distance
 from tokensieve.tuning.images import ImageSet, draw_numbers, find_images, read_again
 from tokensieve.tuning.subject import Subject
 
@@ -31,7 +31,7 @@ class ImageFeatures(Subject):
 
     def batch(self, start: int, stop: int) -> Inputs:
         items = self.images.items[start:stop]
-        images = [self.scenes[item][0] if isinstance(item, int) else read_again(item, open_image) for item in items]
+        images = [self.scenes[item][0] if isinstance(item, int) else read_again(item, open_photo) for item in items]
         return torch.stack([self.loaded.transform(image) for image in images])
 
     def run(self, model: Any, inputs: Inputs) -> Tensor:

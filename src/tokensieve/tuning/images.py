@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from PIL import Image
 
-from tokensieve.data.images import FORMATS, BrokenImage, open_image
+from tokensieve.data.images import BrokenImage, open_photo
+from tokensieve.data.own.files import list_files
 from tokensieve.errors import UserError, short
 from tokensieve.files import read_lines
 from tokensieve.provenance import digest, file_stat
@@ -25,7 +24,7 @@ class Request:
     """What a user asks to be compared: the model's name, the images and, of models that read text, the questions."""
 
     model: str
-    images: Sequence[str] | None = None  # files and folders; None: those that ship with the model
+    images: Sequence[str] | None = None  # files, folders, folder: and csv: names; None: those that ship with the model
     questions: str | None = None  # a text file
     limit: int = 256  # images at most
     seed: int = 0
@@ -46,10 +45,9 @@ class ImageSet:
 
 
 def find_images(request: Request) -> ImageSet:
-    """The readable images among the files and folders of a request; a UserError if they are too few."""
+    """The readable images among the files, folders and data sets of a request; a UserError if they are too few."""
     assert request.images is not None
-    files = list_files(request.images)
-    return select_readable([str(file) for file in files], request, lambda file: open_image(file))
+    return select_readable(list(map(str, list_files(request.images))), request, open_photo)
 
 
 def select_readable(files: Sequence[str], request: Request, read: Callable[[str], Any]) -> ImageSet:
@@ -84,22 +82,6 @@ def draw_numbers(name: str, length: int, request: Request) -> ImageSet:
     order = np.random.default_rng(request.seed).permutation(length)[: request.limit]
     check_count(len(order), name, {})
     return ImageSet(name, digest([name, length]), [int(index) for index in order], length)
-
-
-def list_files(paths: Iterable[str]) -> list[Path]:
-    """The image files among files and folders (with the folders inside), sorted; files count whatever their ending."""
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in FORMATS}
-    found: dict[Path, None] = {}
-    for text in paths:
-        path = Path(text).expanduser()
-        if path.is_dir():
-            inside = (file for file in path.rglob("*") if file.suffix.lower() in endings and not file.name.startswith("."))
-            found |= dict.fromkeys(sorted(file for file in inside if file.is_file()))
-        elif path.is_file():
-            found[path] = None
-        else:
-            raise UserError(f"--images {text}: there is no such file or folder")
-    return list(found)
 
 
 def check_count(readable: int, source: str, unreadable: dict[str, str]) -> None:

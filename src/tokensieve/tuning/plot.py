@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tokensieve.tuning.fidelity import mean_and_stderr
+from tokensieve.tasks.fidelity.measures import mean_and_stderr
 
 if TYPE_CHECKING:
     from tokensieve.tuning.results import Found

@@ -12,7 +12,7 @@ import torch
 from tokensieve import files, provenance
 from tokensieve.measuring import terminal
 from tokensieve.plan.file import KEY
-from tokensieve.tuning.fidelity import mean_and_stderr, paired_difference
+from tokensieve.tasks.fidelity.measures import mean_and_stderr, paired_difference
 from tokensieve.tuning.front import choose, pareto
 from tokensieve.tuning.study import Measured, Trial
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from tokensieve.errors import UserError
 from tokensieve.plan import Plan
+from tokensieve.tasks.fidelity.measures import mean_and_stderr
 from tokensieve.tuning.costs import Costs
 from tokensieve.tuning.evaluator import Evaluator
-from tokensieve.tuning.fidelity import mean_and_stderr
 from tokensieve.tuning.front import at_speed, choose, pareto, slope, thin_out
 from tokensieve.tuning.space import CONTROLS, RESIZE, Candidate, Space
 from tokensieve.tuning.study import Measured, Record, Trial

@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
 from PIL import Image
 
-from tokensieve.data.images import BrokenImage, open_image
+from tokensieve.data.images import SUFFIXES, BrokenImage, open_image
 from tokensieve.provenance import file_stat
-
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 class Images(Protocol):
@@ -33,21 +31,21 @@ class Images(Protocol):
 class ImageFolder:
     """Images in files of one folder; a name is a path inside it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, read: Callable[[Path], Image.Image] = open_image) -> None:
+        self.folder, self.read = folder, read
 
     def __str__(self) -> str:
         return str(self.folder)
 
     def open(self, name: str) -> Image.Image:
-        return open_image(self.folder / name)
+        return self.read(self.folder / name)
 
     def list_names(self, wanted: Iterable[str]) -> set[str]:
         names: set[str] = set()
         for inside in dict.fromkeys(os.path.dirname(name) for name in wanted):
             try:
                 with os.scandir(self.folder / inside) as listing:
-                    pictures = [entry.name for entry in listing if entry.name.lower().endswith(PICTURES)]
+                    pictures = [entry.name for entry in listing if entry.name.lower().endswith(SUFFIXES)]
             except OSError:
                 pictures = []
             names.update(os.path.join(inside, name) for name in pictures)

@@ -35,12 +35,6 @@ TASKS.add(
                 repeats=True,
             ),
             Flag(
-                "images",
-                "of the images (default: the usual one in --dataset_root, or beside the questions)",
-                options={"metavar": "DIR"},
-                repeats=True,
-            ),
-            Flag(
                 "vqa_prompt",
                 "the prompt; holds {question} (default: '{question}' for embedded data; else, on a line below, 'Answer with "
                 "the option's letter from the given choices directly.' for multiple choice, "

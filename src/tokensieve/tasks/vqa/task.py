@@ -45,7 +45,7 @@ class VqaTask(Task):
             context.dataset,
             questions=args.questions,
             annotations=args.annotations,
-            images=args.images,
+            images=_one_folder(args.images),
             split=args.split,
             limit=args.limit,
             root=folder_of(context.dataset, args.dataset_root),
@@ -127,6 +127,13 @@ def _scoring(name: str, dataset: str, circular: bool) -> Scoring:
     """The scoring of that name (`VqaData.scoring`)."""
     scorings = {"open": OpenAnswers(BARE if dataset in vqa.EMBEDDED else SHORT), "yes_no": YesNo(), "choice": Choices(circular)}
     return scorings[name]
+
+
+def _one_folder(images: Sequence[str] | None) -> str | None:
+    """--images of questions: a single folder."""
+    if images is not None and len(images) > 1:
+        raise UserError(f"--images {images[0]} {images[1]} ...: of questions give the one folder that holds their images.")
+    return images[0] if images else None
 
 
 def _template(given: str) -> str:

@@ -58,7 +58,9 @@ def build_part(method: Method, tower: Tower, plans: Sequence[Plan]) -> Any:
             if cut.step.method is not method:
                 continue
             if method.mixes and cuts.setdefault(cut.name, keep) != keep:
-                raise UserError(f"{plan}: {method.name} leaves {cuts[cut.name]} tokens at {cut.name} in another plan; train one")
+                raise UserError(
+                    f"{plan}: {method.name} leaves {cuts[cut.name]} tokens at {cut.name} in another plan; train one"
+                )
             cuts[cut.name] = keep
     return method.part(width, cuts=cuts)
 
@@ -248,7 +250,12 @@ class SelectorLearner:
         """A split of the data set, or the first images of it."""
         config = self.config
         return data_registry.build_source(
-            config.dataset, self.loaded.transform, root=config.dataset_root, split=split, limit=limit
+            config.dataset,
+            self.loaded.transform,
+            root=config.dataset_root,
+            split=split,
+            limit=limit,
+            needs_class_names=data_registry.contents_of(config.dataset) in ("labels", None),
         )
 
     def _classifier(self) -> tuple[float, Tensor | None]:

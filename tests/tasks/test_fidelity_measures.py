@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tokensieve.tuning.fidelity import (
+from tokensieve.tasks.fidelity.measures import (
     cosine_distance,
     kl_divergence,
     mean_and_stderr,
