@@ -87,7 +87,18 @@ def test_several_processes_write_the_lines_of_one(tiny_clip: SimpleNamespace, sh
 
 
 def test_questions_have_the_models_answer_under_each_plan(tmp_path: Path) -> None:
-    flags = "--dataset embedded-questions --limit 6 --plan none --compare anchor@out:64 --batch_size 4".split()
+    flags = [
+        "--dataset",
+        "embedded-questions",
+        "--limit",
+        "6",
+        "--plan",
+        "none",
+        "--compare",
+        "anchor@out:64",
+        "--batch_size",
+        "4",
+    ]
     for result, said in evaluated(tmp_path, *flags):
         assert [line["sample"] for line in said] == list(range(6))
         assert sum(line["score"] for line in said) / 6 == pytest.approx(result["metrics"]["vqa_score"])
@@ -95,7 +106,9 @@ def test_questions_have_the_models_answer_under_each_plan(tmp_path: Path) -> Non
 
 
 def test_captions_and_images_have_their_best_matches(tmp_path: Path) -> None:
-    ((result, said),) = evaluated(tmp_path, *"--dataset embedded-captions --limit 8 --recall_k 1 --batch_size 8".split())
+    ((result, said),) = evaluated(
+        tmp_path, *["--dataset", "embedded-captions", "--limit", "8", "--recall_k", "1", "--batch_size", "8"]
+    )
     captions, images = ([line for line in said if line["of"] == kind] for kind in ("caption", "image"))
     assert [line["sample"] for line in images] == list(range(8)) and len(captions) > 8
     for found, side in ((captions, "image"), (images, "text")):
@@ -108,7 +121,7 @@ def test_captions_and_images_have_their_best_matches(tmp_path: Path) -> None:
 
 
 def test_queries_have_their_nearest_of_the_gallery(tmp_path: Path) -> None:
-    flags = "--dataset embedded-reid --limit 40 --plan none --modalities RGB --batch_size 20".split()
+    flags = ["--dataset", "embedded-reid", "--limit", "40", "--plan", "none", "--modalities", "RGB", "--batch_size", "20"]
     ((result, said),) = evaluated(tmp_path, *flags)
     answered = [line for line in said if line["rank"]]
     assert len(said) == 40

@@ -183,6 +183,6 @@ def warn_unused_flags(args: argparse.Namespace, tasks: set[str], warn: WarnOnce)
         if not tasks.intersection(task.name for task in users) and getattr(args, flag.dest) != flag.default:
             warn(f"--{flag.name} has no effect on {', '.join(sorted(tasks))}")
     contents = {TASKS[task].contents for task in tasks}
-    for name, users in (("images", {"questions"}), ("classnames", {"labels", "images"})):
-        if getattr(args, name) and not contents & users:
+    for name, read_by in (("images", {"questions"}), ("classnames", {"labels", "images"})):
+        if getattr(args, name) and not contents & read_by:
             warn(f"--{name} has no effect on {', '.join(sorted(tasks))}")

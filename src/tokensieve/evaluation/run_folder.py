@@ -34,7 +34,7 @@ def recorded(folder: str | None, args: argparse.Namespace) -> Iterator[None]:
     _write_arguments(log.parent, about)
     with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"{started} {command}\n")
-        with redirect_stdout(_Tee(sys.stdout, file)), redirect_stderr(_Tee(sys.stderr, file)):  # type: ignore[type-var]
+        with redirect_stdout(_Tee(sys.stdout, file)), redirect_stderr(_Tee(sys.stderr, file)):
             try:
                 yield
             except Exception as error:

@@ -117,7 +117,7 @@ _declare(
 )
 
 _GRID = "tokensieve.models.image_grid"
-_QWEN = {"images": "tokensieve.models.qwen_vl:open_images", "grids": f"{_GRID}:qwen_grids"}
+_QWEN: dict[str, Any] = {"images": "tokensieve.models.qwen_vl:open_images", "grids": f"{_GRID}:qwen_grids"}
 _declare_vlm("llava", "LLaVA", "llava-hf/llava-1.5-7b-hf", opens_tower=True)
 _declare_vlm("llava_next", "LLaVA-NeXT", "llava-hf/llava-v1.6-mistral-7b-hf", grids=f"{_GRID}:tile_grids")
 _declare_vlm("llava_onevision", "LLaVA-OneVision", "llava-hf/llava-onevision-qwen2-7b-ov-hf", grids=f"{_GRID}:tile_grids")

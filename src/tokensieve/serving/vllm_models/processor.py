@@ -30,7 +30,7 @@ _PARTS = ("mm_hashes", "mm_kwargs", "mm_placeholders")  # of what a processor ma
 
 def image_row(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
     """What the model is told about an image, (4,)."""
-    data = memoryview(pixels.detach().cpu().contiguous().view(torch.uint8).numpy())
+    data = pixels.detach().cpu().contiguous().view(torch.uint8).numpy().data
     digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
     mask = (1 << HALF) - 1
     return torch.tensor([*grid, digest >> 33 & mask, digest & mask])
