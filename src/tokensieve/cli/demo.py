@@ -34,6 +34,11 @@ COMMANDS.add(
         add_demo_flags,
         run_demo,
         order=85,
+        examples=(
+            "tokensieve demo",
+            "tokensieve demo --model ViT-B-16 --pretrained openai --port 8080",
+            "tokensieve demo --model sieve-llava-8",
+        ),
     ),
     origin=__name__,
 )

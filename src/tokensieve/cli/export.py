@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.cli.registry import COMMANDS, Command, Result
 from tokensieve.evaluation.flags import WEIGHTS, model_type_flag
 
 
@@ -17,13 +17,13 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", required=True, metavar="FILE", help="NAME.onnx, or NAME.pt2 for torch.export.load; an older file is kept"
     )
-    parser.add_argument("--quiet", action="store_true", help="no summary")
 
 
-def run_export(args: argparse.Namespace) -> None:
+def run_export(args: argparse.Namespace) -> Result:
     from tokensieve.exporting import run
 
     run.run(args)
+    return Result({"file": args.output, "plan": args.plan})
 
 
 COMMANDS.add(
@@ -37,6 +37,11 @@ COMMANDS.add(
         run_export,
         usage="tokensieve export --plan PLAN --output FILE [--model NAME] [FLAGS]",
         order=47,
+        examples=(
+            "tokensieve export --plan cover@4:60 --output tower.onnx",
+            "tokensieve export --plan none --output full.pt2",
+            "tokensieve export --model ViT-B-16 --pretrained openai --plan 2x --output tower.onnx",
+        ),
     ),
     origin=__name__,
 )

@@ -55,6 +55,10 @@ EXTRAS = (
     Extra("search", "tokensieve search and tune", {"optuna": "optuna", "sklearn": "scikit-learn", "matplotlib": "matplotlib"}),
     Extra("plots", "pictures: tokensieve show, handle.picture", {"matplotlib": "matplotlib"}),
     Extra("methods", "the method atc", {"scipy": "scipy"}),
+    Extra("demo", "the page of tokensieve demo", {"fastapi": "fastapi", "uvicorn": "uvicorn", "matplotlib": "matplotlib"}),
+    Extra("export", "ONNX files", {"onnx": "onnx", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"}),
+    Extra("vllm", "serving with vLLM", {"vllm": "vllm"}),
+    Extra("lm-eval", "tasks of lm-evaluation-harness", {"lm_eval": "lm_eval"}),
     Extra("wandb", "curves of trainings and searches on Weights & Biases", {"wandb": "wandb"}),
 )
 
