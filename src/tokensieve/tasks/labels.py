@@ -13,8 +13,8 @@ NEAREST = 5  # classes that are named for a sample
 
 def top_shares(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest classes of logits (n,C), and their softmax over all classes: (n,k), (n,k)."""
-    best = logits.topk(min(NEAREST, logits.shape[1]), dim=1)
-    return best.indices, (best.values - logits.logsumexp(dim=1, keepdim=True)).exp()
+    nearest = logits.topk(min(NEAREST, logits.shape[1]), dim=1).indices
+    return nearest, logits.softmax(dim=1).gather(1, nearest)
 
 
 def label_predictions(
