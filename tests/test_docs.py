@@ -16,6 +16,7 @@ from tests.support.processes import alone
 from tokensieve import Plan
 from tokensieve.cli.parser import parse
 from tokensieve.embedded.datasets import EmbeddedQuestions
+from tokensieve.errors import UserError
 from tokensieve.methods.registry import REGISTRY
 from tokensieve.models.loading.registry import MODEL_TYPES
 from tokensieve.plan.mixes import MIXES
@@ -199,13 +200,15 @@ def test_paths_and_modules_exist(page):
 
 def _exists(name):
     """Whether a dotted name is a module or an attribute of one."""
-    if name == "tokensieve.plugins" or name.endswith((".yaml", ".yml", ".py", ".md", ".fish")):
+    if name == "tokensieve.plugins" or name.endswith((".yaml", ".yml", ".py", ".md", ".fish", ".json")):
         return True
     module, attributes = name, []
     while True:
         try:
             value = importlib.import_module(module)
             break
+        except UserError:  # it needs a package that is not installed, and says so
+            return True
         except ModuleNotFoundError:
             module, _, last = module.rpartition(".")
             attributes.insert(0, last)

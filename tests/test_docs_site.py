@@ -67,6 +67,13 @@ def test_both_languages_show_the_same_commands_and_tables(page):
     assert images[0] == images[1]
 
 
+def test_the_number_of_published_methods():
+    rows = [line for line in read("docs/methods.md").splitlines() if line.startswith("| `")]
+    published = str(sum(not row.endswith("|  |") for row in rows))  # those with a paper
+    for page in ("README.md", "docs/plans.md"):
+        assert re.findall(r"(\d+) published methods", read(page)) == [published]
+
+
 def test_the_readme_is_short():
     assert len(read("README.md").splitlines()) <= 150
     assert len(read("README.zh-CN.md").splitlines()) <= 150

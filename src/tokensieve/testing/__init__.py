@@ -52,8 +52,8 @@ def make_view(
         grid: (h, w), or (frames, h, w) of a video; None: unknown.
         tokens: (B, N, D), without prefix tokens.
         prefix: (B, P, D), CLS first; default: none, or of width 0 where q has more tokens than `tokens`.
-        q: (B, H, P+N, d), queries of the block before the cut; may be left out for methods that use keys alone. With `span`, q, k
-            and v are those of a whole causal sequence of a language model, (B, H, L, d).
+        q: (B, H, P+N, d), queries of the block before the cut; may be left out for methods that use keys alone. With `span`,
+            q, k and v are those of a whole causal sequence of a language model, (B, H, L, d).
         k: its keys.
         v: its values.
         scale: of the logits; default: 1/sqrt(d).
