@@ -150,9 +150,9 @@ def test_an_uploaded_image_with_a_name_that_looks_like_code(client: TestClient, 
 def test_samples_and_images_are_checked(client: TestClient, ask: Any) -> None:
     for images in ({"image": "sample:999999"}, {"image": "sample:-1"}, {"other": "sample:3"}, {}):
         assert client.post("/api/run", json=ask(images=images)).status_code == 422
-    assert client.get("/api/samples/sieve-vit-8/3/image").headers["content-type"] == "image/png"
-    assert client.get("/api/samples/sieve-vit-8/4/image").status_code == 422
-    assert client.get("/api/samples/sieve-vit-8/x/image").status_code == 422
+    assert client.get("/api/sample?model=sieve-vit-8&number=3&slot=image").headers["content-type"] == "image/png"
+    assert client.get("/api/sample?model=sieve-vit-8&number=4&slot=image").status_code == 422
+    assert client.get("/api/sample?model=sieve-vit-8&number=x&slot=image").status_code == 422
 
 
 @pytest.mark.slow

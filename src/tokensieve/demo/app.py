@@ -95,7 +95,7 @@ def make_app(session: Session, *, hosts: tuple[str, ...] = LOCAL, waiting: int =
     async def setup(request: Request, model: str = "") -> Any:
         return await in_turn(request, lambda: session.setup(model))
 
-    @app.get("/api/samples/{model}/{number}/{slot}")
+    @app.get("/api/sample")
     async def sample(request: Request, model: str, number: int, slot: str) -> Response:
         return Response(await in_turn(request, lambda: session.sample_image(model, number, slot)), media_type="image/png")
 

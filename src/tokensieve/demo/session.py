@@ -41,6 +41,7 @@ class Session:
         self.uploads = Uploads()
         self._subjects: dict[str, Subject] = {}
         self._methods: dict[str, list[dict[str, str]]] = {}  # those that fit, by model
+        self._last_full: tuple[Any, dict[str, Any]] | None = None
         self._counted: dict[tuple[Any, ...], float] = {}  # GFLOPs by model, image, text and plan
 
     def subject(self, model: str) -> Subject:
@@ -122,7 +123,7 @@ class Session:
         """What the model says with all tokens and under each plan, and what each plan did to the images."""
         subject = self.subject(model)
         shown, prompt = self.find_images(subject, images, files), subject.check_prompt(prompt)
-        full = self._under(subject, shown, prompt, detached_handle(subject.model, "none"))
+        full = self._full(subject, shown, prompt)
         found, valid = [], []
         for text in plans:
             try:
@@ -137,6 +138,13 @@ class Session:
             else None
         )
         return {"full": full, "plans": found, "code": code, "title": subject.title(shown)}
+
+    def _full(self, subject: Subject, shown: Shown, prompt: str) -> dict[str, Any]:
+        """What the model says with all tokens. While a slider moves, the image stays: the last one is kept."""
+        key = (subject.name, shown.key, prompt)
+        if self._last_full is None or self._last_full[0] != key:
+            self._last_full = (key, self._under(subject, shown, prompt, detached_handle(subject.model, "none")))
+        return self._last_full[1]
 
     def _under(self, subject: Subject, shown: Shown, prompt: str, handle: Handle) -> dict[str, Any]:
         with torch.inference_mode():

@@ -121,7 +121,7 @@ function makeSamples() {
 }
 
 function sampleAddress(number, slot) {
-  return `/api/samples/${encodeURIComponent(state.model)}/${number}/${encodeURIComponent(slot)}`;
+  return `/api/sample?${new URLSearchParams({ model: state.model, number, slot })}`;
 }
 
 async function loadImages(addresses) {

@@ -72,7 +72,7 @@ function showPeople(found) {
   const { model } = showPeople;
   const parts = found.flatMap((column) => {
     const people = column.outcome.says.people.map((one, rank) => {
-      const source = `/api/samples/${encodeURIComponent(model)}/${one.sample}/${encodeURIComponent(showPeople.slot)}`;
+      const source = `/api/sample?${new URLSearchParams({ model, number: one.sample, slot: showPeople.slot })}`;
       const words = `${rank + 1}. ${one.distance.toFixed(2)}${one.match ? " ✓" : ""}`;
       const image = element("img", { src: source, alt: `${one.name}${one.match ? ", the same person" : ""}`, title: one.name });
       return element("li", { className: one.match ? "match" : "" }, image, words);
