@@ -224,6 +224,9 @@ class StockProcessor:
     def apply(self, made: Any) -> Any:
         return made
 
+    def get_dummy_mm_inputs(self, made: Any) -> Any:
+        return self.apply(made)
+
 
 def make_processor(inside: SimpleNamespace, config: Config) -> Any:
     grids = {"grids": lambda self, processed: [(4, 6)] * len(processed["pixel_values"])}
@@ -263,6 +266,9 @@ def test_a_prompt_with_too_many_positions_is_an_error_of_its_request(inside: Sim
         with pytest.raises(ValueError, match="takes 513 positions before its images are cut, and the model has 512"):
             processor.apply(made(513 - 196, again))
     with pytest.raises(ValueError, match="ends with an image; put some text behind it"):
+        processor.apply(made(9, item, offset=9))
+    assert processor.get_dummy_mm_inputs(made(0, item, offset=0))  # what vLLM measures memory with is no request
+    with pytest.raises(ValueError, match="ends with an image"):
         processor.apply(made(9, item, offset=9))
     compact = make_processor(inside, as_config(LLAVA, tokensieve_plan="cover@out:6", tokensieve_positions="compact"))
     assert compact.apply(made(513 - 196, item))

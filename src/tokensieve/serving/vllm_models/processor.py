@@ -71,6 +71,7 @@ class PlanProcessor:
     """Mixed into vLLM's processor of a family."""
 
     info: Any
+    _is_measuring = False
 
     @functools.cached_property
     def plan(self) -> ServedPlan:
@@ -125,9 +126,17 @@ class PlanProcessor:
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         made = super().apply(*args, **kwargs)  # type: ignore[misc]
-        if not self.plan.compact:
+        if not self.plan.compact and not self._is_measuring:
             self._check_positions(made)
         return made
+
+    def get_dummy_mm_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        """Images without text, by which vLLM measures memory when it starts: no request, so nothing is checked."""
+        self._is_measuring = True
+        try:
+            return super().get_dummy_mm_inputs(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._is_measuring = False
 
     def _check_positions(self, made: Any) -> None:
         """A ValueError, with which vLLM answers the request, if positions of the uncut prompt cannot be given to its tokens."""
