@@ -85,7 +85,8 @@ def test_every_method_is_compiled_to_one_graph(family: str) -> None:
 @pytest.mark.parametrize("part", range(3))
 def test_published_methods_are_one_graph_for_all_batch_sizes(part: int) -> None:
     """A third of them at a time; in float64, so that no near-tie is decided by rounding."""
-    plan = " + ".join(f"{name}@{1 + i % 3}:-4" for i, name in enumerate(PUBLISHED[part::3]))
+    budgets = {"pyramiddrop": "60%"}  # a share of the image's first tokens
+    plan = " + ".join(f"{name}@{1 + i % 3}:{budgets.get(name, '-4')}" for i, name in enumerate(PUBLISHED[part::3]))
     torch.manual_seed(0)
     model = tiny_models.open_clip_model(layers=3, image_size=64).visual.double().eval()
     torch._dynamo.reset()

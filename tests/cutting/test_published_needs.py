@@ -285,3 +285,31 @@ def _kept_by_rule(patches: Tensor, tau: float, anchored: bool) -> list[bool]:
             if anchored and not kept[-1]:
                 seen[r, c] = guess
     return kept
+
+
+def test_what_was_before_the_mlp_follows_an_earlier_cut_behind_the_same_block() -> None:
+    """The second method sees the same tokens before and after the MLP as a first cut at that place leaves."""
+    torch.manual_seed(0)
+    model: Any = open_clip_model(layers=2).eval()
+    seen: list[View] = []
+
+    def changed(view: View, keep: int) -> Reduction:
+        seen.append(view)
+        assert view.before is not None
+        scores = (view.tokens - view.before).norm(dim=-1)
+        return Reduction.keep(top(scores, keep), view.n, scores=scores)
+
+    step = plan_of(describe(changed, needs=("before",)), "1", "4").steps
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        for first in ((), Plan.parse("grid@1:9").steps):
+            with Handle(model, Plan((*first, *step))):
+                model.encode_image(images)
+    alone, behind = seen
+    with torch.no_grad(), Handle(model, Plan.parse("grid@1:9")) as handle:
+        model.encode_image(images)
+        index = handle.kept
+    assert index is not None and alone.before is not None and behind.before is not None
+    at = index[..., None].expand(-1, -1, alone.before.shape[2])
+    torch.testing.assert_close(behind.before, alone.before.gather(1, at))
+    torch.testing.assert_close(behind.tokens, alone.tokens.gather(1, at))

@@ -286,6 +286,8 @@ class TowerCuts:
                 )
             state.bias = _size_bias(state.sizes, p, reduction)
             state.follow(str(step), reduction)
+            if state.before is not None:  # of the same block, for another cut behind it
+                state.before = reduction.apply(state.before, p)
             return reduction.apply(x, p)
 
     def _pixels(self, cut: Cut, call: Call, n: int) -> Tensor | None:
