@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> list[Path]:
             for entry, row in zip(found, shares, strict=True):
                 entry["plans"][str(one.plan)] = _ranking(row, classes)
         rankings += found
-        if args.verbose:
+        if not args.quiet:
             _print(found)
     for name, reason in unreadable.items():
         print(f"tokensieve: cannot read {short(name, 200)}: {short(reason, 300)}", file=sys.stderr)
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> list[Path]:
     for plan, about in notes.items():
         for note in about["notes"]:
             print(f"tokensieve: {plan}: {note}", file=sys.stderr)
-    if args.verbose:
+    if not args.quiet:
         lost = f", {len(unreadable)} cannot be read" if unreadable else ""
         print(f"{len(rankings)} images{lost}; {model} ({pretrained or 'random weights'}), {device}")
     if output is None:
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> list[Path]:
     about_run = {"versions": provenance.versions(), "seed": args.seed, "device": str(device), "weights": loaded.fingerprint}
     told = {"model": model, "pretrained": pretrained, "classnames": classes, "templates": list(DEFAULT_TEMPLATES)}
     replace_file(output, json_bytes({**told, "plans": notes, "images": rankings, "unreadable": unreadable, "run": about_run}))
-    if args.verbose:
+    if not args.quiet:
         print(f"rankings: {output}")
     return [output]
 
