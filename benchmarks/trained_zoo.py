@@ -48,7 +48,11 @@ def main() -> None:
             plan = f"{name}@{PLACE}:{KEEP}{rest}"
             handles[plan, name == "learned"] = detached_handle(problem.model, plan)
     for name in TRAINED:
-        found = [path for path in (args.weights / f"{name}.safetensors", args.weights / name / f"{name}.safetensors") if path.exists()]
+        found = [
+            path
+            for path in (args.weights / f"{name}.safetensors", args.weights / name / f"{name}.safetensors")
+            if path.exists()
+        ]
         method = get_method(name)
         for rest in ("", "(rest=merge)") if method.selects else ("",):
             plan = f"{name}@{PLACE}:{KEEP}{rest}"

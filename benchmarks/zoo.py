@@ -221,12 +221,17 @@ def main() -> None:
     with torch.inference_mode():
         x = torch.randn(args.batch_size, 197, 768, generator=generator)
         whole = {"block": lambda: tower.blocks[0].module(x), "layer": decoder_layer()}
-        views = {"block": [tower_view(tower, args.batch_size, generator)], "layer": [output_view(generator), decoder_view(generator)]}
+        views = {
+            "block": [tower_view(tower, args.batch_size, generator)],
+            "layer": [output_view(generator), decoder_view(generator)],
+        }
         for what, choices in views.items():
             calls: Calls = {what: whole[what]}
             for method in methods:
                 for view in choices:  # the tower's output first, where the method can stand there
-                    if ("inputs" in method.needs) and view.inputs is None or method.name in DECODERS and view.place == "out":
+                    if (("inputs" in method.needs) and view.inputs is None) or (
+                        method.name in DECODERS and view.place == "out"
+                    ):
                         continue
                     try:
                         rows[method.name][f"keep_{what}"], calls[method.name] = decision(method, view)
