@@ -208,9 +208,7 @@ class Entry:
     budget: float | None
 
 
-def find_entries(
-    method: Method, subject: Subject, budgets: Sequence[float], skipped: list[dict[str, str]]
-) -> Iterator[Entry]:
+def find_entries(method: Method, subject: Subject, budgets: Sequence[float], skipped: list[dict[str, str]]) -> Iterator[Entry]:
     """The plans of a method at some budgets, and why there are none."""
     if method.on_image:
         for share in (*LARGER, *budgets):

@@ -657,6 +657,21 @@ def leaderboard_skipped() -> str:
     return markdown.skipped_table(read_folder(RESULTS / "leaderboard")[1])
 
 
+def zoo() -> str:
+    """What deciding costs, the dearest first."""
+    (found,) = read("zoo.json")
+    rows = sorted(found["rows"], key=lambda row: -max(row.get("of_block", 0.0), row.get("of_layer", 0.0)))
+    cells = []
+    for row in rows:
+        of_block, of_layer = (f"{row[f'of_{what}']:.1%}" if f"of_{what}" in row else "" for what in ("block", "layer"))
+        keeps = (str(row[f"keep_{what}"]) if f"of_{what}" in row else "" for what in ("block", "layer"))
+        keep_block, keep_layer = keeps
+        reached = f"{row['realized']:.2f}" if "realized" in row else ""
+        cells.append([f"`{row['method']}`", keep_block, of_block, keep_layer, of_layer, reached])
+    head = ["method", "of 196 patches", "share of a ViT-B/16 block", "of 576 tokens", "share of a 7B layer", "realized"]
+    return table(head, cells)
+
+
 def compiled() -> str:
     """Does torch.compile pay for a tower with a plan."""
     (found,) = read("compile_time.json")
@@ -752,6 +767,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fusion": fusion,
     "throughput": throughput,
     "attack": attack,
+    "zoo": zoo,
     "leaderboard": leaderboard,
     "leaderboard_skipped": leaderboard_skipped,
     "serving": serving,

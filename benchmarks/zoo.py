@@ -221,12 +221,15 @@ def main() -> None:
     with torch.inference_mode():
         x = torch.randn(args.batch_size, 197, 768, generator=generator)
         whole = {"block": lambda: tower.blocks[0].module(x), "layer": decoder_layer()}
-        views = {"block": [tower_view(tower, args.batch_size, generator)], "layer": [output_view(generator), decoder_view(generator)]}
+        views = {
+            "block": [tower_view(tower, args.batch_size, generator)],
+            "layer": [output_view(generator), decoder_view(generator)],
+        }
         for what, choices in views.items():
             calls: Calls = {what: whole[what]}
             for method in methods:
                 for view in choices:  # the tower's output first, where the method can stand there
-                    if ("inputs" in method.needs) and view.inputs is None or method.name in DECODERS and view.place == "out":
+                    if view.place == "out" and method.name in DECODERS:
                         continue
                     try:
                         rows[method.name][f"keep_{what}"], calls[method.name] = decision(method, view)
@@ -237,9 +240,14 @@ def main() -> None:
                 if name != what:
                     rows[name][f"of_{what}"] = share
                     print(f"{name}: {share:.1%} of a {what}", flush=True)
+            write(args, rows)
         if args.oracle_rounds:
             for name, found in realized(model, methods, args.oracle_batch, args.oracle_rounds).items():
                 rows[name] |= found
+            write(args, rows)
+
+
+def write(args: argparse.Namespace, rows: Mapping[str, dict[str, Any]]) -> None:
     about = {name: getattr(args, name) for name in ("batch_size", "repeats", "oracle_batch", "oracle_rounds")}
     files.write_json(args.output, {**about, "threads": 1, "rows": [*rows.values()], "versions": provenance.versions()})
 

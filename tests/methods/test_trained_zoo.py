@@ -1,4 +1,4 @@
-"""DynamicViT, PatchMerger, SiT and Sinkhorn: their formulas in float64, gradients of every weight, weights in files and plans."""
+"""DynamicViT, PatchMerger, SiT and Sinkhorn: formulas in float64, gradients of every weight, weights in files and plans."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def fresh_like(part: Any) -> nn.Module:
 
 def test_weights_leave_the_number_of_tokens_that_they_were_trained_for(model: Any) -> None:
     part = part_of("sit", model).eval()
-    with pytest.raises(UserError, match="leave 32 tokens, not 40.*train them with a plan that leaves 40"):
+    with pytest.raises(UserError, match=r"leave 32 tokens, not 40.*train them with a plan that leaves 40"):
         tokensieve.apply(model, "sit@4:40", weights={"sit": part})
     with pytest.raises(UserError, match="trained for @4, not for @2"):
         tokensieve.apply(model, "sit@2:32", weights={"sit": part})
@@ -180,5 +180,7 @@ def test_a_step_lowers_no_weight_to_nothing(tmp_path: Path) -> None:
     before = {name: value.clone() for name, value in learner.scorer.state_dict().items()}
     values = learner.step(5)
     assert set(values) == {"feature", "logits"}
-    changed: list[Tensor] = [value for name, value in learner.scorer.state_dict().items() if not torch.equal(value, before[name])]
+    changed: list[Tensor] = [
+        value for name, value in learner.scorer.state_dict().items() if not torch.equal(value, before[name])
+    ]
     assert len(changed) == len(before)

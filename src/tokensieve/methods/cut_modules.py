@@ -1,4 +1,4 @@
-"""Trained modules that belong to the cuts they were trained for: one module for each, which may leave a fixed number of tokens."""
+"""Trained modules that belong to the cuts they were trained for: one for each, which may leave a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ class CutModules(nn.Module):
     def __init__(self, width: int, cuts: Mapping[str, int], make: Callable[[int, int], nn.Module]) -> None:
         super().__init__()
         check_count("width", width)
-        if not isinstance(cuts, Mapping) or not 0 < len(cuts) <= MAX_ENTRIES or not all(isinstance(place, str) for place in cuts):
-            raise UserError(f'cuts are positions and how many tokens they leave, such as {{"4": 32}}, not {describe_value(cuts)}')
+        if (
+            not isinstance(cuts, Mapping)
+            or not 0 < len(cuts) <= MAX_ENTRIES
+            or not all(isinstance(place, str) for place in cuts)
+        ):
+            raise UserError(
+                f'cuts are positions and how many tokens they leave, such as {{"4": 32}}, not {describe_value(cuts)}'
+            )
         for place, keep in cuts.items():
             check_count(f"cuts: {place}", keep)
         self.settings: dict[str, Any] = {"width": width, "cuts": dict(cuts)}  # what builds it again
@@ -49,7 +55,7 @@ class FixedCuts(CutModules):
 
 
 def mixture(view: View, weight: Tensor, finish: Callable[[Tensor], Tensor] | None = None) -> Reduction:
-    """Output tokens that are weighted sums of all tokens, weight (B, K, N). The token with the largest weight represents each."""
+    """Outputs that are weighted sums of all tokens, weight (B, K, N). The token with the largest weight represents each."""
     return Reduction(index=weight.detach().argmax(-1), n=view.n, weight=weight, finish=finish)
 
 

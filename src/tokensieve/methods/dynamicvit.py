@@ -1,14 +1,14 @@
 """DynamicViT: at several depths a small network predicts, for each token, the probability that it is worth keeping.
 
-Rao et al., "DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification", NeurIPS 2021, arXiv:2106.02034. Written
-from the formulas; the released code is MIT.
+Rao et al., "DynamicViT: Efficient Vision Transformers with Dynamic Token Sparsification", NeurIPS 2021, arXiv:2106.02034.
+Written from the formulas; the released code is MIT.
 
     h = GELU(Linear(LN x));  z = [first half of h, mean over tokens of its second half]
     log p = log_softmax(MLP(z)), MLP: D -> D/2 -> D/4 -> 2 with GELU;  the tokens with the largest log p(keep) stay
 
-Place and budget there: before blocks 4, 7 and 10 of 12 (@3,6,9), int(196 * rate^i) tokens without CLS, rate = 0.7. Every position
-has a network of its own, and the weights know the positions they were trained for; the budget is free. The mean runs over the
-tokens that are still there.
+Place and budget there: before blocks 4, 7 and 10 of 12 (@3,6,9), int(196 * rate^i) tokens without CLS, rate = 0.7. Every
+position has a network of its own, and the weights know the positions they were trained for; the budget is free. The mean runs
+over the tokens that are still there.
 
 The authors train the whole model with Gumbel-softmax masks, a loss on the ratio, and a teacher. Here the model is frozen, the
 number is fixed and the choice hard (docs/learned-selector.md), with p(keep) as the straight-through gate of a kept token and

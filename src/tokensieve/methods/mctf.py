@@ -6,7 +6,7 @@ arXiv:2403.10030. Written from the formulas.
     score_ij = (cos(x_i, x_j) + 1) / 2 (u_i u_j)^(1/20) (v_i v_j)^(1/40)     u = 1 / attention received, v = 1 / size, each /
         its max
     A and B: alternate tokens. The r // 2 best edges join A to B, then r - r // 2 join B to the A that stayed
-    mean weighted by attention x size; sizes add up; of the attention, columns add up and rows are averaged with the same weights
+    mean weighted by attention x size; sizes add up; of the attention, columns add up and rows are averaged alike
 
 Place: between attention and MLP of every block, r = 16. Later attention adds log(size), the option `sizes`. Attention is that
 of the block; the released code takes it one step ahead. The second direction sees the tokens that the first has made. Prefix

@@ -1,14 +1,14 @@
 """PatchMerger: learned queries, each of which makes one output token of all tokens that are like it.
 
-Renggli et al., "Learning to Merge Tokens in Vision Transformers", arXiv:2202.12015, 2022; compared with others in Haurum et al.,
-"Which Tokens to Use?", ICCV Workshops 2023, arXiv:2308.04657, whose code is MIT. Written from the formulas.
+Renggli et al., "Learning to Merge Tokens in Vision Transformers", arXiv:2202.12015, 2022; compared with others in Haurum et
+al., "Which Tokens to Use?", ICCV Workshops 2023, arXiv:2308.04657, whose code is MIT. Written from the formulas.
 
     y = LN(x),  W = softmax over tokens of Q y^T (no scale),  output = W y          Q: K x D, learned; CLS is apart
 
-Place there: once, after half the depth, K = 8; in the comparison before blocks 4, 7 and 10 of 12, int(196 * rate^i) tokens. K is
-a part of the weights, which hold one merger for each position of the plan they were trained for. No sizes are passed on.
+Place there: once, after half the depth, K = 8; in the comparison before blocks 4, 7 and 10 of 12, int(196 * rate^i) tokens. K
+is a part of the weights, which hold one merger for each position of the plan they were trained for. No sizes are passed on.
 
-The authors train the whole model. Here it is frozen and the merger learns to give it its own outputs (docs/learned-selector.md).
+The authors train the whole model. Here it is frozen, and the merger learns to give it its outputs (docs/learned-selector.md).
 The outputs are normed tokens, as released, so the frozen blocks behind see tokens of another length than they know; the gain
 and bias of the norm can learn it.
 """

@@ -14,9 +14,6 @@ depth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tokensieve.core import Reduction, View
 from tokensieve.methods.places import decoder_quarters, powers_of_share
 from tokensieve.methods.registry import method

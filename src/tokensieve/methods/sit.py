@@ -1,7 +1,7 @@
 """SiT: a small network says how much every token goes into each of K output tokens.
 
-Zong et al., "Self-slimmed Vision Transformer", ECCV 2022, arXiv:2111.12624; compared with others in Haurum et al., "Which Tokens
-to Use?", ICCV Workshops 2023, arXiv:2308.04657, whose code is MIT. Written from the formulas.
+Zong et al., "Self-slimmed Vision Transformer", ECCV 2022, arXiv:2111.12624; compared with others in Haurum et al., "Which
+Tokens to Use?", ICCV Workshops 2023, arXiv:2308.04657, whose code is MIT. Written from the formulas.
 
     W = softmax over tokens of MLP(LN x) * scale,  output = W x      MLP: D -> D/2 -> GELU -> K; scale: one number, learned
 

@@ -8,8 +8,8 @@ the released code is MIT.
     the r senders with the highest cosine are merged into theirs             plain mean: sizes do not count
 
 Place: before attention and MLP of the blocks of a U-Net, with unmerging behind them. Here it is a reduction like others, after
-half the depth by default; nothing is unmerged. At least the receivers stay, a quarter of the patches. The grid must be complete,
-so it is the first cut of a tower; elsewhere tokens are taken as one row, of which every fourth receives.
+half the depth by default; nothing is unmerged. At least the receivers stay, a quarter of the patches. The grid must be
+complete, so it is the first cut of a tower; elsewhere tokens are taken as one row, of which every fourth receives.
 Of equal cosines the first wins. Tokens come out in raster order of what represents them.
 """
 

@@ -1,4 +1,4 @@
-"""The trained part of a method learns which tokens a frozen model needs, so that its outputs for few tokens match those for all.
+"""The part of a method learns which tokens a frozen model needs, so that its outputs for few tokens match those for all.
 
 Every step draws one of the plans and a batch, runs the model with all tokens and with the plan, and trains the part (of
 methods/learned.py, dynamicvit.py, ...) so that the two image features agree, and the two class distributions where there are
