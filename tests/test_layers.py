@@ -18,7 +18,19 @@ SOURCE = ROOT / "src" / "tokensieve"
 LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "services",
-        ("errors", "files", "installation", "provenance", "device", "distributed", "registry", "plugins", "flags", "=embedded"),
+        (
+            "errors",
+            "files",
+            "installation",
+            "provenance",
+            "progress",
+            "device",
+            "distributed",
+            "registry",
+            "plugins",
+            "flags",
+            "=embedded",
+        ),
     ),
     ("tensors", ("core", "scoring", "rest")),
     ("methods and plans", ("methods", "plan")),

@@ -42,9 +42,12 @@ def file_stat(file: str | Path) -> tuple[int, ...]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of tokensieve and of the libraries that compute a result."""
+    """The versions of tokensieve and of the libraries that compute a result, with the build of torch (2.10.0+cu130)."""
+    import torch
+
     found = {name: packages.version(distribution) for name, distribution in packages.SHOWN.items()}
-    return {"tokensieve": tokensieve.__version__} | {name: version for name, version in found.items() if version is not None}
+    found |= {"tokensieve": tokensieve.__version__, "torch": str(torch.__version__)}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 @functools.cache

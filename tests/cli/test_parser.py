@@ -219,9 +219,9 @@ def test_train_trains_or_searches_as_the_file_says(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(training, "run", lambda *values, **named: got.update(training=values, **named) or Path("out"))
     monkeypatch.setattr(search, "run", lambda *values, **named: got.update(search=values, **named))
     monkeypatch.setattr(search, "summary", lambda folder: {})
-    assert main(["train", "c.yaml", "--resume", "--output", "out", "--quiet"]) == 0
+    assert main(["train", "c.yaml", "--resume", "--output", "out", "--wandb", "project", "--quiet"]) == 0
     expected = {"search": ("c.yaml",)} if searches else {"training": ("c.yaml",), "resume": True}
-    assert got == {**expected, "quiet": True, "output": "out", "overrides": {}}
+    assert got == {**expected, "quiet": True, "output": "out", "overrides": {}, "wandb": "project"}
 
 
 @pytest.mark.parametrize("module", ["train", "train_net"])

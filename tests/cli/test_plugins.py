@@ -299,7 +299,7 @@ def test_help_texts_are_printed_as_they_are(run: Run) -> None:
     Path("percent.py").write_text("import torch\n" + task + command)
     assert "5% or 100%d of %(default)s" in run("eval", "--help", plugin="percent.py").out
     assert "a 100% greeting" in run("--help", plugin="percent.py").out
-    assert "with vlm anchor@out:50%)" in " ".join(run("bench", "--help", plugin="percent.py").out.split())
+    assert "with vlm anchor@out:50%;" in " ".join(run("bench", "--help", plugin="percent.py").out.split())
 
 
 SPAWNED = """

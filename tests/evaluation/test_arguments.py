@@ -231,6 +231,7 @@ def test_every_flag_of_clip_benchmark_is_ours_with_its_default(monkeypatch: pyte
     expected = vars(theirs.get_parser_args()[1])
     expected.pop("which")
     ours = vars(parse(["eval"]))
+    assert ours["quiet"] is not expected.pop("verbose")  # theirs is set by --quiet too
     embedded = {"dataset", "model", "pretrained", "pretrained_model", "output", "amp"}  # decided by evaluate
     for name, value in expected.items():
         assert name in ours, name

@@ -32,6 +32,7 @@ def test_without_arguments_the_embedded_model_meets_the_controls(
     untrained: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["eval", "--limit", "6", "--batch_size", "2", "--num_workers", "0"]) == 0
     said = capsys.readouterr()
     assert "in the folder results" in said.out and "6/6" in said.err
@@ -56,7 +57,8 @@ def test_a_plan_or_a_name_makes_it_an_ordinary_run(untrained: None, tmp_path: Pa
     assert main(["eval", "--dataset", "embedded-heldout", *few]) == 0
     assert main(["eval", "--enable_pruning", *few]) == 0
     name = "scenes-v1_sieve-vit-8_en_zeroshot_classification.json"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"embedded-heldout_{name}", f"embedded_{name}"]
+    made = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json"))
+    assert made == [f"embedded-heldout_{name}", f"results/embedded_{name}"]  # results/ where neither data nor model is named
 
 
 def test_the_result_has_clip_benchmarks_keys_and_ours(run: Run, tiny_clip: SimpleNamespace) -> None:

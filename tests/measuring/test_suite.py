@@ -66,9 +66,20 @@ def test_the_expected_time_grows_with_what_is_measured(monkeypatch: pytest.Monke
     monkeypatch.setattr(suite, "watch", lambda call, device: Seconds(1.0, 1.0))  # 48 GFLOPs a second
     models = suite_models.suite_models()
     tower = [model for model in models if model.name == "ViT-B-16"]
-    assert suite._expected(tower, {1: 7}, False, torch.device("cpu")) == "less than a minute"
-    minutes = [int(suite._expected(models, {16: count}, True, torch.device("cpu")).split()[1]) for count in (2, 8)]
-    assert 2 < minutes[1] / minutes[0] < 3
+    assert 0 < suite._expected(tower, {1: 7}, False, torch.device("cpu")) < 60
+    seconds = [suite._expected(models, {16: count}, True, torch.device("cpu")) for count in (2, 8)]
+    assert 2 < seconds[1] / seconds[0] < 3
+
+
+def test_steps_tell_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter((0.0, 60.0, 600.0))  # at the beginning, the second step, the third
+    monkeypatch.setattr(suite.time, "monotonic", lambda: next(times))
+    steps = suite._Steps([10, 40, 50], quiet=False)
+    for name in ("first", "second", "third"):
+        steps.start(name)
+    said = [line.removeprefix("tokensieve: ") for line in capsys.readouterr().err.splitlines()]
+    assert said == ["[1/3] first", "[2/3] second, about 9 minutes left", "[3/3] third, about 10 minutes left"]
+    assert [suite._minutes(seconds) for seconds in (5, 61, 119)] == ["less than a minute", "about 1 minute", "about 2 minutes"]
 
 
 def test_memory_grows_with_tokens_and_not_with_their_square() -> None:

@@ -83,12 +83,14 @@ def dispatch(args: argparse.Namespace) -> int:
 
     With --json, standard output gets the result alone; what the command prints goes to standard error.
     """
+    from tokensieve import progress
     from tokensieve.cli.registry import COMMANDS, Result
 
     if args.command is None:
         return 0
     command = COMMANDS[args.command]
-    with contextlib.redirect_stdout(sys.stderr) if args.as_json else contextlib.nullcontext():
+    printing = contextlib.redirect_stdout(sys.stderr) if args.as_json else contextlib.nullcontext()
+    with printing, progress.hidden(args.quiet):
         done = command.run(args)
     result = done if isinstance(done, Result) else Result({"exit_code": done or 0}, done or 0)
     if args.as_json:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from tokensieve import progress
 from tokensieve.data.source import Batch, Broken, Inputs, Source
 from tokensieve.device import to_device
 from tokensieve.distributed import Processes
@@ -110,25 +110,25 @@ class DataPass:
         rank, size = self.world.rank, self.world.size
         loader = self.source.loader(batch_size, num_workers, pin=device.type == "cuda", rank=rank, world=size)
         total = None if self.source.size is None else self.source.size / size
-        with tqdm(total=total, desc=title, unit="img", disable=title is None) as progress:
+        with progress.bar(total=total, desc=title, unit="img", quiet=title is None) as bar:
             for batch in loader:
-                self._count(batch, progress)
+                self._count(batch, bar)
                 if batch.images is None:
-                    progress.update(len(batch.broken))
+                    bar.update(len(batch.broken))
                     continue
                 yield batch._replace(images=to_device(batch.images, device))
-                progress.update(len(batch.broken) + len(batch.samples))
+                bar.update(len(batch.broken) + len(batch.samples))
 
-    def _count(self, batch: Batch, progress: Any) -> None:
+    def _count(self, batch: Batch, bar: Any) -> None:
         """Count readable and broken samples; an error that ends the pass starts on a line of its own."""
         for sample in batch.broken:
             if sample.fatal:
-                progress.close()
+                bar.close()
                 raise UserError(f"cannot read {short(sample.name, 200)} of {self.data}: {sample.reason}.")
         self.broken += batch.broken
         self.n_samples += 0 if batch.images is None else len(batch.samples)
         if self.source.size is not None and len(self.broken) > self.max_broken * self.source.size:
-            progress.close()
+            bar.close()
             check_broken_share(self.broken, self.n_samples, self.source.size, self.max_broken, self.data)
 
 

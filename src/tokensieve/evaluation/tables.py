@@ -6,23 +6,40 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokensieve.measuring import terminal
 from tokensieve.measuring.tables import add_ratio_columns, spread
 from tokensieve.tasks.registry import TASKS
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image") -> None:
     """One line for each plan: tokens, metric, what is lost of it, FLOPs, speed. The full model first, then the best plan.
 
     Below the tokens of a vision-language model are those that enter its language model, and their mean over its layers.
+    One more metric has a column of its own if all plans stay on one line; otherwise the others are in a table below.
     """
+    metric = metric if metric in rows[0]["metrics"] else next(iter(rows[0]["metrics"]))
+    more = _more_metrics(rows, metric)
+    ordered = sorted(rows, key=lambda row: (row["reduction"]["plan"] != "none", -_number(row["metrics"][metric])))
+    if len(more) == 1 and terminal.fits(wider := _table(ordered, metric, more, unit)):
+        terminal.print_table(wider)
+        return
+    terminal.print_table(_table(ordered, metric, [], unit))
+    if more:
+        lines = [[row["reduction"]["plan"], *(_with_error(row["metrics"], name) for name in more)] for row in ordered]
+        print_grid("more metrics", ["plan", *(name.replace("_", "\n") for name in more)], lines)
+
+
+def _table(rows: Sequence[dict[str, Any]], metric: str, beside: Sequence[str], unit: str) -> Table:
+    """beside: metrics with a column of their own."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     first, run = rows[0], rows[0]["run"]
-    metric = metric if metric in first["metrics"] else next(iter(first["metrics"]))
     weights = os.path.basename(first["pretrained"])
     model = f"{first['model']} ({weights})" if weights else first["model"]
     headline = f" by {run['headline']}" if "headline" in run else ""
@@ -35,14 +52,11 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
     has_losses = any("lost" in row["reduction"] for row in rows)
     has_decoder = any("tokens_entrance" in row["reduction"] for row in rows)
     tokens_head = "tokens\nenter LLM /\nlayer average" if has_decoder else "tokens"
-    more = _more_metrics(rows, metric)
-    beside = more if len(more) == 1 else []  # a table of 80 columns has room for one
     beside_heads = [name.replace("_", "\n") for name in beside]
     for name in (tokens_head, head, *beside_heads, "lost" if has_losses else f"{unit}s/s", "GFLOPs"):
         table.add_column(name, justify="right", no_wrap=True)
     add_ratio_columns(table, "speed-up")
-    ordered = sorted(rows, key=lambda row: (row["reduction"]["plan"] != "none", -_number(row["metrics"][metric])))
-    for row in ordered:
+    for row in rows:
         done, numbers = row["reduction"], row["metrics"]
         plan = f"{done['plan']}{_unchanged(done)}"
         tokens = "-" if done["tokens_in"] is None else f"{done['tokens_in']} -> {done['tokens_out']}"
@@ -56,10 +70,7 @@ def print_table(rows: Sequence[dict[str, Any]], metric: str, unit: str = "image"
             "-" if done["gflops"] is None else f"{done['gflops']:.3g}",
             _speed_up(done),
         )
-    terminal.print_table(table)
-    if len(more) > 1:
-        lines = [[row["reduction"]["plan"], *(_with_error(row["metrics"], name) for name in more)] for row in ordered]
-        print_grid("more metrics", ["plan", *(name.replace("_", "\n") for name in more)], lines)
+    return table
 
 
 def print_grid(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:

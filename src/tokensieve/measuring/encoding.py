@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokensieve import progress
 from tokensieve.data.images import BrokenImage, open_photo
 from tokensieve.data.own.files import list_files
 from tokensieve.data.source import Inputs
@@ -67,8 +68,6 @@ def measure(
 
     run: (net, images), what is measured.
     """
-    from tqdm import trange
-
     some = images if isinstance(images, Tensor) else next(iter(images.values()))
     first = images[:1] if isinstance(images, Tensor) else {name: value[:1] for name, value in images.items()}
     device, tower, batch_size = some.device, open_tower(net), len(some)
@@ -87,7 +86,7 @@ def measure(
     oracles = [Variant(encode, detached_handle(net, oracle(handle))) for handle in handles]
     for ideal in oracles:  # warm-up; that of the others was measured
         ideal.run()
-    rounds = trange(repeats, desc=f"batch {batch_size}", unit="round", disable=quiet, leave=False)
+    rounds = progress.bar(range(repeats), desc=f"batch {batch_size}", unit="round", quiet=quiet, leave=False)
     times = interleaved([*variants, *oracles], device, rounds)
     full, *others = ([each.counted(device) for each in series] for series in times)
     walls = [statistics.median(each.wall for each in series) for series in times]

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokensieve import progress
 from tokensieve.cutting.handle import Handle
 from tokensieve.errors import UserError
 from tokensieve.measuring.clock import counts_cpu_time
@@ -105,8 +106,6 @@ def measure_all(
 def _measure_detached(
     vlm: Vlm, inputs: Inputs, handles: Sequence[Handle], repeats: int, new_tokens: int, what: Collection[str], quiet: bool
 ) -> list[dict[str, Any]]:
-    from tqdm import trange
-
     model, device, batch_size = vlm.model, inputs["input_ids"].device, len(inputs["input_ids"])
     read = []  # of the full model and of each plan: cache, peak memory; also their warm-up
     for handle in (None, *handles):
@@ -124,7 +123,7 @@ def _measure_detached(
             with attached(arm):
                 answer()  # warm-up
     times: list[Rounds] = [[] for _ in arms]
-    bar = trange(repeats, desc=f"batch {batch_size}", unit="round", disable=quiet, leave=False)
+    bar = progress.bar(range(repeats), desc=f"batch {batch_size}", unit="round", quiet=quiet, leave=False)
     for number in rotated(len(arms), bar):
         arm, answer = arms[number], answers[number]
         times[number].append(time_answer(vlm, arm, answer, device))

@@ -60,8 +60,10 @@ def run(
     check_output(output)
     where = find_device(device)
     with torch_threads(threads, where):
-        began, steps = time.monotonic(), _Steps(len(models) * len(rounds) + (model is None), quiet)
-        steps.tell(f"{_expected(models, rounds, model is None and not quick, where)} expected, if nothing else runs")
+        with_growth = model is None and not quick
+        began, works = time.monotonic(), [_work(each, size, count) for each in models for size, count in rounds.items()]
+        steps = _Steps(works + [GROWTH_GFLOPS * with_growth] * (model is None), quiet)
+        steps.tell(f"{_minutes(_expected(models, rounds, with_growth, where))} expected, if nothing else runs")
         rows = []
         for each in models:
             torch.manual_seed(0)
@@ -106,28 +108,39 @@ def _measure(each: SuiteModel, net: nn.Module, size: int, rounds: int, device: t
     return [{"kind": kind, "case": case} | row for case, row in zip(each.plans, rows, strict=True)]
 
 
-def _expected(models: Sequence[SuiteModel], rounds: Mapping[int, int], with_growth: bool, device: torch.device) -> str:
-    """How long the suite takes, from its operations and the speed of this machine at matrix products."""
+def _expected(models: Sequence[SuiteModel], rounds: Mapping[int, int], with_growth: bool, device: torch.device) -> float:
+    """The seconds that the suite takes, from its operations and the speed of this machine at matrix products."""
     a, b = torch.randn(512, 768, device=device), torch.randn(768, 3072, device=device)
     calls = 20
     watch(lambda: a @ b, device)  # warm-up
     seconds = watch(lambda: [a @ b for _ in range(calls)], device).counted(device)
     speed = calls * 2 * 512 * 768 * 3072 / seconds / 1e9  # GFLOPs per second
-    images = sum(size * (count + REST) for size, count in rounds.items())
-    work = sum(model.gflops * (1 + len(model.plans)) * images for model in models)  # a plan and its oracle: about half each
-    minutes = (work + GROWTH_GFLOPS * with_growth) / speed / 60
-    return f"about {minutes:.0f} minutes" if minutes >= 1 else "less than a minute"
+    work = sum(_work(model, size, count) for model in models for size, count in rounds.items())
+    return (work + GROWTH_GFLOPS * with_growth) / speed
+
+
+def _work(model: SuiteModel, size: int, rounds: int) -> float:
+    """GFLOPs of a model at one batch size. A plan and its oracle cost about half of the full model each."""
+    return model.gflops * (1 + len(model.plans)) * size * (rounds + REST)
+
+
+def _minutes(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"about {minutes} minute{'s' * (minutes > 1)}" if minutes >= 1 else "less than a minute"
 
 
 class _Steps:
-    """Lines on stderr that tell what is measured."""
+    """Lines on stderr that tell what is measured, and how long the rest takes at the speed so far."""
 
-    def __init__(self, count: int, quiet: bool) -> None:
-        self.count, self.quiet, self.done = count, quiet, 0
+    def __init__(self, works: Sequence[float], quiet: bool) -> None:
+        self.works, self.quiet, self.done, self.began = works, quiet, 0, time.monotonic()
 
     def start(self, name: str) -> None:
+        done, left = sum(self.works[: self.done]), sum(self.works[self.done :])
+        seconds = (time.monotonic() - self.began) * left / done if done else None
         self.done += 1
-        self.tell(f"[{self.done}/{self.count}] {name}")
+        rest = "" if seconds is None else f", {_minutes(seconds)} left"
+        self.tell(f"[{self.done}/{len(self.works)}] {name}{rest}")
 
     def tell(self, text: str) -> None:
         if not self.quiet:

@@ -26,6 +26,14 @@ def print_table(table: Table) -> None:
     console.print(table)
 
 
+def fits(table: Table) -> bool:
+    """Whether a table fits the terminal without folding a text."""
+    from rich.console import Console
+
+    console = Console(markup=False, emoji=False)
+    return console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width
+
+
 def _least_width(table: Table) -> int:
     _, right, _, left = table.padding
     borders = len(table.columns) - 1 + 2 * table.show_edge if table.box else 0

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
+from tokensieve import progress
 from tokensieve.cutting.handle import Handle
 from tokensieve.data.images import BrokenImage, decode
 from tokensieve.device import find_device
@@ -281,7 +281,7 @@ def encode(
     model: Any = loaded.model
     readable: list[int] = []
     features: list[list[Tensor]] = [[] for _ in handles]
-    with tqdm(total=len(indices), desc=title, unit="img", disable=title is None) as progress, torch.inference_mode():
+    with progress.bar(total=len(indices), desc=title, unit="img", quiet=title is None) as bar, torch.inference_mode():
         for start in range(0, len(indices), BATCH):
             batch, objects = indices[start : start + BATCH], []
             read = []
@@ -297,7 +297,7 @@ def encode(
                     with handle, handle.call(samples=torch.tensor(read)):
                         batches.append(model.encode(inputs).float().cpu())
             readable += read
-            progress.update(len(batch))
+            bar.update(len(batch))
     if not readable:
         raise UserError(f"{shots.name} ({shots.split}): none of its images can be read")
     return readable, [torch.cat(batches) for batches in features]

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokensieve import config, files
+from tokensieve import config, files, progress
 from tokensieve.config import search_space, yaml_tree
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Manager
@@ -165,9 +165,7 @@ class Searching:
 
     def run(self) -> None:
         """Run all trials that are left. Whatever ends it, no worker stays behind."""
-        from tqdm import tqdm
-
-        with tqdm(total=self.search.n_trials, disable=self.quiet, unit="trial", dynamic_ncols=True) as self.bar:
+        with progress.bar(total=self.search.n_trials, quiet=self.quiet, unit="trial") as self.bar:
             try:
                 self.restart_lost_trials()
                 while self.advance():

@@ -15,9 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from tokensieve import files, provenance
+from tokensieve import files, progress, provenance
 from tokensieve.errors import WriteError
 from tokensieve.installation.packages import naming_extras
 from tokensieve.training.tracking import Tracker
@@ -67,10 +65,10 @@ class Log:
             if self.tracker is not None:
                 self.tracker.close(failed=kind is not None)
 
-    def indices(self) -> tqdm[int]:
+    def indices(self) -> Iterable[int]:
         """The indices of the steps, with a progress bar."""
         hidden, steps = self.quiet or not self.is_main, range(self.start, self.steps)
-        self.bar = tqdm(steps, initial=self.start, total=self.steps, disable=hidden, unit="step", dynamic_ncols=True)
+        self.bar = progress.bar(steps, quiet=hidden, initial=self.start, total=self.steps, unit="step")
         return self.bar
 
     def losses(self, done: int, losses: Mapping[str, float], groups: Mapping[str, str]) -> None:

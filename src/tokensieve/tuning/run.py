@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokensieve import files, provenance
+from tokensieve import files, progress, provenance
 from tokensieve.device import find_device
 from tokensieve.errors import UserError
 from tokensieve.models import loading
@@ -235,9 +235,7 @@ def _found(
 
 @contextmanager
 def _progress(title: str, total: int, unit: str, quiet: bool, done: int = 0) -> Iterator[Callable[..., None]]:
-    from tqdm import tqdm
-
-    with tqdm(total=max(total, done), desc=title, unit=unit, disable=quiet, leave=False, initial=done) as bar:
+    with progress.bar(total=max(total, done), desc=title, unit=unit, quiet=quiet, leave=False, initial=done) as bar:
 
         def step(count: int, text: str = "") -> None:
             if text:

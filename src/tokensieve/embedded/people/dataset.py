@@ -19,6 +19,7 @@ from typing import Any
 
 from PIL import Image
 
+from tokensieve import progress
 from tokensieve.embedded.people.attributes import VERSION
 from tokensieve.embedded.people.camera import draw
 from tokensieve.errors import UserError, did_you_mean
@@ -66,11 +67,9 @@ def shots(subset: Subset) -> Iterator[tuple[int, int, int]]:
 
 def write(root: Path, name: str) -> None:
     """Draw a data set into root/{train_171,test}/{RGB,NI,TI}/*.jpg, and last a manifest of what is there."""
-    from tqdm import tqdm
-
     subsets = _subsets(name)
     total = sum(subset.identities * subset.shots * CAMERAS for subset in subsets.values())
-    with tqdm(total=total, desc=f"drawing {name} (once)", unit="shot", leave=False, mininterval=1) as bar:
+    with progress.bar(total=total, desc=f"drawing {name} (once)", unit="shot", leave=False, mininterval=1) as bar:
         for split, subset in subsets.items():
             for modality in MODALITIES:
                 (root / split / modality).mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from tokensieve import progress
 from tokensieve.errors import UserError
 from tokensieve.tasks.statistics import accuracies
 
@@ -84,7 +84,7 @@ class Probe:
         optimizer = torch.optim.AdamW(layer.parameters(), lr=self.lr, weight_decay=weight_decay)
         steps = self.epochs * -(-len(data.labels) // self.batch_size)
         step = 0
-        with tqdm(total=steps, desc=title, unit="step", leave=False, disable=not self.show) as progress:
+        with progress.bar(total=steps, desc=title, unit="step", leave=False, quiet=not self.show) as bar:
             for _ in range(self.epochs):
                 random_int63(draws)
                 order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(random_int63(draws)))
@@ -98,7 +98,7 @@ class Probe:
                     loss.backward()
                     optimizer.step()
                     step += 1
-                    progress.update()
+                    bar.update()
         return layer
 
     def logits(self, layer: nn.Linear, features: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
+from tokensieve import progress
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
 from tokensieve.files import check_writable, output_path
@@ -60,10 +60,10 @@ class ClassificationTask(Task):
                 n_classes = self.classifier.shape[1]
                 raise UserError(f"{args.load_clfs[0]} is for {n_classes} classes, {context.dataset} has {len(classes)}.")
         else:
-            progress = tqdm(classes, desc="prompts", unit="class", leave=False, disable=not context.show)
+            shown = progress.bar(classes, desc="prompts", unit="class", leave=False, quiet=not context.show)
             model, tokenizer = context.loaded.model, context.loaded.tokenizer
             templates = self.source.templates
-            self.classifier = zero_shot_classifier(model, tokenizer, progress, templates, context.device, context.precision)
+            self.classifier = zero_shot_classifier(model, tokenizer, shown, templates, context.device, context.precision)
         if self.save_clf is not None and context.is_main:
             save_classifier(self.save_clf, self.classifier)
 
