@@ -249,7 +249,8 @@ def main() -> None:
 
 def write(args: argparse.Namespace, rows: Mapping[str, dict[str, Any]]) -> None:
     about = {name: getattr(args, name) for name in ("batch_size", "repeats", "oracle_batch", "oracle_rounds")}
-    files.write_json(args.output, {**about, "threads": 1, "rows": [*rows.values()], "versions": provenance.versions()})
+    value = {**about, "threads": 1, "rows": [*rows.values()], "versions": provenance.versions()}
+    files.replace_file(args.output, files.json_bytes(value))
 
 
 DECODERS = ("fastv", "pyramiddrop", "sparsevlm", "dart")
