@@ -122,7 +122,8 @@ def decoder_layer() -> Callable[[], Any]:
 
     config = LlamaConfig(hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=11008, num_hidden_layers=1)
     config._attn_implementation = "sdpa"
-    layer, rotary = LlamaDecoderLayer(config, 0).eval(), LlamaRotaryEmbedding(config)
+    layer: Any = LlamaDecoderLayer(config, 0).eval()
+    rotary: Any = LlamaRotaryEmbedding(config)
     x = torch.randn(1, SYSTEM + IMAGE + WORDS, WIDTH)
     angles = rotary(x, torch.arange(x.shape[1])[None])
     return lambda: layer(x, position_embeddings=angles)
