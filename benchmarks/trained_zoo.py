@@ -66,6 +66,7 @@ def main() -> None:
     with torch.inference_mode(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for batch in problem.batches:
+            assert batch.images is not None
             for key, handle in handles.items():
                 with handle, handle.call(samples=batch.samples):
                     features[key].append(problem.encode(batch.images))

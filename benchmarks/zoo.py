@@ -122,7 +122,8 @@ def decoder_layer() -> Callable[[], Any]:
 
     config = LlamaConfig(hidden_size=WIDTH, num_attention_heads=HEADS, intermediate_size=11008, num_hidden_layers=1)
     config._attn_implementation = "sdpa"
-    layer, rotary = LlamaDecoderLayer(config, 0).eval(), LlamaRotaryEmbedding(config)
+    layer: Any = LlamaDecoderLayer(config, 0).eval()
+    rotary: Any = LlamaRotaryEmbedding(config)
     x = torch.randn(1, SYSTEM + IMAGE + WORDS, WIDTH)
     angles = rotary(x, torch.arange(x.shape[1])[None])
     return lambda: layer(x, position_embeddings=angles)
@@ -249,7 +250,8 @@ def main() -> None:
 
 def write(args: argparse.Namespace, rows: Mapping[str, dict[str, Any]]) -> None:
     about = {name: getattr(args, name) for name in ("batch_size", "repeats", "oracle_batch", "oracle_rounds")}
-    files.write_json(args.output, {**about, "threads": 1, "rows": [*rows.values()], "versions": provenance.versions()})
+    value = {**about, "threads": 1, "rows": [*rows.values()], "versions": provenance.versions()}
+    files.replace_file(args.output, files.json_bytes(value))
 
 
 DECODERS = ("fastv", "pyramiddrop", "sparsevlm", "dart")

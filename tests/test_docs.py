@@ -46,7 +46,7 @@ def blocks(text, language=""):
 def commands(text):
     """The commands of the plain blocks, without comments."""
     lines = "\n".join(blocks(text)).replace("\\\n", " ").splitlines()
-    return [re.sub(r"\s+#.*", "", line) for line in lines if line.startswith("tokensieve ")]
+    return [re.sub(r"\s+(#|> ).*", "", line) for line in lines if line.startswith("tokensieve ")]
 
 
 def example(page, words):

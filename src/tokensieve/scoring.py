@@ -210,6 +210,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -
 
 
 @full_precision
+def euclidean(x: Tensor, y: Tensor) -> Tensor:
+    """Euclidean distances, float32: (B, R, D), (B, N, D) -> (B, R, N). Equal tokens are at 0, but for the rounding.
+
+    On the CPU products of float64 make them, which takes a fifth of the time of differences.
+    """
+    if x.device.type != "cpu":
+        return torch.cdist(x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist")
+    a, b = x.double(), y.double()
+    squares = a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None] - 2 * a @ b.transpose(1, 2)
+    return squares.clamp_min(0).sqrt().float()
+
+
+@full_precision
 def cosine(x: Tensor, y: Tensor) -> Tensor:
     """Cosines between two sets of tokens: (B, N, D), (B, K, D) -> (B, N, K)."""
     return F.normalize(x.float(), dim=-1) @ F.normalize(y.float(), dim=-1).transpose(1, 2)

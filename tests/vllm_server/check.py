@@ -53,7 +53,11 @@ def ask(server: Server, work: Callable[[Client], Awaitable[Any]], at_a_time: int
     """What comes of asking a server."""
 
     async def run() -> Any:
-        return await work(Client(server, at_a_time))
+        client = Client(server, at_a_time)
+        try:
+            return await work(client)
+        finally:
+            await client.openai.close()
 
     return asyncio.run(run())
 

@@ -90,8 +90,8 @@ class Answers(Subject):
         lines = ["import tokensieve", "from tokensieve.data.vqa_items import VqaItem", "from tokensieve.models import loading"]
         lines += ["from tokensieve.tasks.vqa.answering import answer, ask", ""]
         if shown.sample is None:
-            lines.insert(1, "from tokensieve.data.images import open_image")
-            image = f"image = open_image({shown.files['image']!r})"
+            lines.insert(1, "from tokensieve.data.images import open_photo")
+            image = f"image = open_photo({shown.files['image']!r})"
         else:
             lines.insert(1, "from tokensieve.data.vqa import load")
             image = f'image = load("embedded-questions")[{shown.sample}].image'

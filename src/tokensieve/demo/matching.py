@@ -112,8 +112,8 @@ class Matching(Subject):
     def python(self, shown: Shown, prompt: str, plan: str) -> str:
         lines = ["import torch", "import tokensieve", "from tokensieve.models import features, loading", ""]
         if shown.sample is None:
-            lines.insert(2, "from tokensieve.data.images import open_image")
-            image = f"image = open_image({shown.files['image']!r})"
+            lines.insert(2, "from tokensieve.data.images import open_photo")
+            image = f"image = open_photo({shown.files['image']!r})"
         else:
             lines.insert(2, "from tokensieve.embedded.datasets import EmbeddedScenes")
             image = f'image = EmbeddedScenes("test")[{shown.sample}][0]'

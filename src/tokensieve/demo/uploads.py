@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from PIL import Image
 
-from tokensieve.data.images import FORMATS, BrokenImage, open_image
+from tokensieve.data.images import FORMATS, BrokenImage, open_photo
 from tokensieve.errors import UserError
 
 MAX_UPLOAD = 32_000_000  # bytes
@@ -28,7 +28,7 @@ class Uploads:
         name = hashlib.sha256(content).hexdigest()[:32]
         if name not in self._images:
             try:
-                self._images[name] = open_image(io.BytesIO(content), MAX_PIXELS)
+                self._images[name] = open_photo(io.BytesIO(content), MAX_PIXELS)
             except BrokenImage as error:
                 raise UserError(f"this file cannot be used: {error}. Use a {', '.join(FORMATS[:5])} image") from error
         self._images.move_to_end(name)

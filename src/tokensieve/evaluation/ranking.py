@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> list[Path]:
             raise UserError(f"--{flag} does not go with --images and --classnames; --output FILE stores the rankings.")
     if args.token_fusion != "cls":
         raise UserError(f"--token_fusion {args.token_fusion} needs a --dataset; leave it out.")
+    if getattr(args, "as_json", False) and args.output is None:
+        raise UserError("--json with --images prints the file of --output: give --output FILE as well.")
     plans = [Plan.parse(text) for text in dict.fromkeys(requested_plans(args) if has_plan_flags(args) else PLANS)]
     model, pretrained = _model(args)
     files = list_files(args.images)[: args.limit]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokensieve.scoring import full_precision
+from tokensieve.scoring import euclidean, full_precision
 
 MAX_ENTRIES = 1 << 22  # distances of an image in memory at a time
 
@@ -77,6 +77,5 @@ def density_and_gap(x: Tensor, k: int, mask: Tensor | None = None) -> tuple[Tens
 
 
 def _distances(x: Tensor, y: Tensor) -> Tensor:
-    """Euclidean distances / sqrt(C): (B, R, C), (B, N, C) -> (B, R, N). By differences, so that equal tokens are at 0."""
-    distance: Tensor = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") / x.shape[2] ** 0.5
-    return distance
+    """Euclidean distances / sqrt(C): (B, R, C), (B, N, C) -> (B, R, N)."""
+    return euclidean(x, y) / float(x.shape[2] ** 0.5)

@@ -18,7 +18,7 @@ import torch
 from tokensieve.core import Reduction, View
 from tokensieve.methods.places import after_quarters, powers_of_share
 from tokensieve.methods.registry import method
-from tokensieve.scoring import full_precision, top
+from tokensieve.scoring import euclidean, full_precision, top
 
 ITERATIONS = 3
 
@@ -37,7 +37,7 @@ def kmedoids(view: View, keep: int) -> Reduction:
     assert view.attention is not None
     received = view.attention.received()  # (B, N); a constant factor does not matter
     x = view.tokens.float()
-    distance = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")  # (B, N, N)
+    distance = euclidean(x, x)  # (B, N, N)
     cost = received * distance.sum(-1)  # (B, N)
     medoids = top(received, keep)
     cheapest = cost.sort(dim=1, stable=True).indices

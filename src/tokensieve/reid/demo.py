@@ -127,8 +127,8 @@ class People(Subject):
     def python(self, shown: Shown, prompt: str, plan: str) -> str:
         lines = ["import torch", "import tokensieve", "from tokensieve.models import loading"]
         if shown.sample is None:
-            lines += ["from tokensieve.data.images import open_image", "", self.python_load()]
-            files = ", ".join(f"{slot!r}: open_image({file!r})" for slot, file in shown.files.items())
+            lines += ["from tokensieve.data.images import open_photo", "", self.python_load()]
+            files = ", ".join(f"{slot!r}: open_photo({file!r})" for slot, file in shown.files.items())
             lines += [f"images = {{{files}}}"]
         else:
             lines += ["from tokensieve.reid.data import load", "", self.python_load()]
