@@ -8,13 +8,14 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokensieve import files
+from tokensieve import files, progress
 from tokensieve.core import Reduction, View
 from tokensieve.cutting.handle import apply
 from tokensieve.errors import PlanWarning, Uncuttable, UserError
@@ -67,8 +68,9 @@ def table() -> list[Line]:
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
         torch.manual_seed(0)
-        towers = [try_family(example) for family in families() for example in family.examples]
-        return towers + [try_vlm_family(family.example) for family in VLM_FAMILIES.values()]
+        tries = [partial(try_family, example) for family in families() for example in family.examples]
+        tries += [partial(try_vlm_family, family.example) for family in VLM_FAMILIES.values()]
+        return [one() for one in progress.bar(tries, desc="families", unit="model", leave=False)]
 
 
 def try_family(example: Example) -> Line:

@@ -165,7 +165,8 @@ class Searching:
 
     def run(self) -> None:
         """Run all trials that are left. Whatever ends it, no worker stays behind."""
-        with progress.bar(total=self.search.n_trials, quiet=self.quiet, unit="trial") as self.bar:
+        before = sum(trial.state.is_finished() for trial in distinct_trials(self.study))  # no part of the rate
+        with progress.bar(total=self.search.n_trials, initial=before, quiet=self.quiet, unit="trial") as self.bar:
             try:
                 self.restart_lost_trials()
                 while self.advance():
