@@ -126,8 +126,7 @@ def get_dataset(name: str, contents: str | None = None) -> DatasetSpec:
         raise UserError(
             f"there is no file or folder {short(name, 200)!r}. Your own images are folder:DIR, images:DIR or csv:FILE."
         )
-    hint = did_you_mean(name, known) or f" Known are {listed}."
-    raise UserError(f"there is no data set {short(name, 200)!r}.{hint}")
+    raise UserError(f"there is no data set {short(name, 200)!r}.{did_you_mean(name, known)} Known are {listed}.")
 
 
 def dataset_names(requested: Sequence[str] | None) -> list[str]:
