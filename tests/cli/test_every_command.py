@@ -291,7 +291,7 @@ def test_what_was_probably_meant_is_named(words: str, meant: str, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "needed"), [("completion", "bash|zsh|fish"), ("leaderboard", "show|add|page"), ("show", "IMAGE")]
+    ("words", "needed"), [("completion", "{bash,zsh,fish}"), ("leaderboard", "{show,add,page}"), ("show", "IMAGE")]
 )
 def test_what_is_missing_is_named(words: str, needed: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2

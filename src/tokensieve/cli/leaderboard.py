@@ -12,7 +12,10 @@ FOLDER = "benchmarks/results/leaderboard"
 
 def add_leaderboard_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "action", choices=ACTIONS, metavar="|".join(ACTIONS), help="print the rows, add files of rows, make an HTML page"
+        "action",
+        choices=ACTIONS,
+        metavar=f"{{{','.join(ACTIONS)}}}",
+        help="print the rows, add files of rows, make an HTML page",
     )
     parser.add_argument("files", nargs="*", default=[], metavar="FILE", help="of add: files of rows")
     parser.add_argument("--folder", default=FOLDER, metavar="DIR", help=f"the files of the leaderboard (default: {FOLDER})")
