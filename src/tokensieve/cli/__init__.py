@@ -83,8 +83,8 @@ def dispatch(args: argparse.Namespace) -> int:
 
     With --json, standard output gets the result alone; what the command prints goes to standard error.
     """
-    from tokensieve import progress
     from tokensieve.cli.registry import COMMANDS, Result
+    from tokensieve.terminal import progress
 
     if args.command is None:
         return 0

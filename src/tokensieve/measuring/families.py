@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve import files, progress
+from tokensieve import files
 from tokensieve.core import Reduction, View
 from tokensieve.cutting.handle import apply
 from tokensieve.errors import PlanWarning, Uncuttable, UserError
@@ -27,6 +27,7 @@ from tokensieve.models.registry import families, open_tower, open_vlm
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Budget, Plan, Step, Where
 from tokensieve.registry import resolve
+from tokensieve.terminal import progress
 
 WHERES = ("0", "2", "2.attn", "out")
 LLM = "llm.2"
