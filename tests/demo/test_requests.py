@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import struct
 import threading
 import zlib
@@ -17,6 +18,7 @@ from fastapi.testclient import TestClient
 from tokensieve.demo import uploads
 from tokensieve.demo.app import FILES, make_app
 from tokensieve.demo.guard import Guard
+from tokensieve.demo.serve import host_names
 from tokensieve.demo.worker import BusyError, GoneAwayError, Worker
 from tokensieve.errors import UserError
 
@@ -70,10 +72,14 @@ def test_own_hosts_are_served(quick: TestClient, host: str) -> None:
     assert quick.get("/", headers={"Host": host}).status_code == 200
 
 
-def test_a_server_for_the_network_takes_addresses_in_numbers_only(stub: Stub) -> None:
-    with TestClient(make_app(stub, hosts=()), base_url="http://192.168.1.7:7860") as client:  # type: ignore[arg-type]
+def test_a_server_for_the_network_takes_numbers_and_its_own_names(stub: Stub) -> None:
+    app = make_app(stub, hosts=host_names("Studio.local"), takes_numbers=True)  # type: ignore[arg-type]
+    with TestClient(app, base_url="http://192.168.1.7:7860") as client:
         assert client.get("/").status_code == 200
-        assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+        for own in ("Studio.local:7860", "studio.local", "localhost:7860", f"{socket.gethostname()}:7860"):
+            assert client.get("/", headers={"Host": own}).status_code == 200, own
+        for other in ("evil.example", "studio.local.evil.example", ""):
+            assert client.get("/", headers={"Host": other}).status_code == 403, other
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_the_default_is_this_machine_only() -> None:
 def test_a_missing_extra_says_what_to_install() -> None:
     code = "import sys; sys.modules['fastapi'] = None\nfrom tokensieve.cli import main\nsys.exit(main(['demo', '--port', '0']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2 and "pip install 'tokensieve[demo]'" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and 'pip install "tokensieve[demo]"' in done.stderr and "Traceback" not in done.stderr
 
 
 def test_models_are_named_as_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,10 +54,10 @@ class TooLargeError(Exception):
     """A request of more bytes than it may have."""
 
 
-def make_app(session: Session, *, hosts: tuple[str, ...] = LOCAL, waiting: int = 8) -> FastAPI:
-    """The server. waiting: requests that may wait for the model or run; one more is refused with 503."""
+def make_app(session: Session, *, hosts: tuple[str, ...] = LOCAL, takes_numbers: bool = False, waiting: int = 8) -> FastAPI:
+    """The server. waiting: requests that may wait for the model or run; one more is refused with 503. The rest is Guard's."""
     app = FastAPI(title="tokensieve demo", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, hosts=hosts)
+    app.add_middleware(Guard, hosts=hosts, takes_numbers=takes_numbers)
     worker = Worker(waiting)
     app.state.worker = worker
     files = {name: _page_file(name) for name in FILES} | {"look.css": STYLE.encode()}
