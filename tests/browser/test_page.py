@@ -226,6 +226,19 @@ def test_skipping_to_the_plans_changes_nothing(open_page: Open, photo: Path) -> 
     expect(page.locator(".drop.chosen")).to_contain_text(photo.name)
 
 
+def test_pictures_come_in_two_tabs_at_once(open_page: Open) -> None:
+    pages = [open_page("#model=sieve-reid-6"), open_page("#model=sieve-reid-6")]
+    for page in pages:
+        expect(page.locator(".people")).to_have_count(2)
+    for _ in range(3):
+        for page in pages:
+            page.locator("input.text").press("End")
+            page.keyboard.type(" ")
+    for page in pages:
+        page.locator("#cost-note", has_text="median of").wait_for()
+        page.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
+
+
 def test_questions_and_people(open_page: Open, screenshot: Save) -> None:
     page = open_page("#model=sieve-llava-8")
     expect(page.locator(".answers dd")).to_have_count(2)

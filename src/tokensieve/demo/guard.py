@@ -48,8 +48,9 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = [(name.encode().lower(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", []), *given]}
+                own = list(message.get("headers", []))
+                given = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*own, *(header for header in given if header[0] not in dict(own))]}
             await send(message)
 
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}

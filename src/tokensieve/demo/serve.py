@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
         app = make_app(session, hosts=host_names(args.host), takes_numbers=not is_local)
         config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=2, ws="none")
         uvicorn.Server(config).run(sockets=[opened])
-        app.state.worker.close()
+        for worker in app.state.workers:
+            worker.close()
     return 0
 
 
