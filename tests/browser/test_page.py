@@ -121,6 +121,20 @@ def test_mistake(open_page: Open, screenshot: Save) -> None:
     expect(page.locator(".error mark")).to_have_text("q")
 
 
+def test_newer_text_is_asked_for_after_an_error(open_page: Open) -> None:
+    page = open_page()
+    held: list[Any] = []
+    page.route("**/api/run", lambda route: route.continue_() if held else held.append(route))
+    page.locator("#prompt").fill("x" * 301)
+    while not held:
+        page.wait_for_timeout(50)
+    page.locator("#prompt").fill("a red circle")
+    page.wait_for_timeout(1000)  # longer than the page waits for the next key
+    held[0].continue_()
+    page.locator("body[data-shown*='a red circle']").wait_for()
+    expect(page.locator("#status.bad")).to_be_hidden()
+
+
 def test_two_plans_and_their_link(open_page: Open, screenshot: Save) -> None:
     page = open_page("#model=sieve-vit-8&sample=24&plan=anchor%404%3A40&prompt=a+white+star%0Aa+blue+ring")
     expect(page.locator("#says tbody tr")).to_have_count(2)
@@ -195,6 +209,34 @@ def test_keyboard_only(open_page: Open) -> None:
     tab_to("#copy-command")
     page.keyboard.press("Enter")
     expect(page.locator("#took")).not_to_be_empty()
+
+
+def test_skipping_to_the_plans_changes_nothing(open_page: Open, photo: Path) -> None:
+    page = open_page("#model=sieve-vit-8&plan=anchor%404%3A40")
+    page.locator(".drop input").set_input_files(photo)
+    page.locator("body:not([data-shown*='sample:'])").wait_for()
+    before, link = shown(page), page.url
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "plans"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.querySelector('#plans').contains(document.activeElement)")
+    page.wait_for_timeout(500)
+    assert shown(page) == before and page.url == link
+    expect(page.locator(".drop.chosen")).to_contain_text(photo.name)
+
+
+def test_pictures_come_in_two_tabs_at_once(open_page: Open) -> None:
+    pages = [open_page("#model=sieve-reid-6"), open_page("#model=sieve-reid-6")]
+    for page in pages:
+        expect(page.locator(".people")).to_have_count(2)
+    for _ in range(3):
+        for page in pages:
+            page.locator("input.text").press("End")
+            page.keyboard.type(" ")
+    for page in pages:
+        page.locator("#cost-note", has_text="median of").wait_for()
+        page.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
 
 
 def test_questions_and_people(open_page: Open, screenshot: Save) -> None:

@@ -47,6 +47,8 @@ def test_leaderboard_page(browser: Any, tmp_path: Path, screenshot: Callable[[An
     expect(tip).to_be_visible()
     assert tip.inner_text() == point.get_attribute("aria-label")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    if width > 1000:
+        assert page.evaluate("[...document.querySelectorAll('.wide')].every(one => one.scrollWidth <= one.clientWidth)")
     screenshot(page, f"leaderboard-{width}")
     context.close()
     assert not problems

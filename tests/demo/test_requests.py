@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import struct
 import threading
 import zlib
@@ -13,10 +14,12 @@ import pytest
 
 pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
+from PIL import Image
 
 from tokensieve.demo import uploads
 from tokensieve.demo.app import FILES, make_app
 from tokensieve.demo.guard import Guard
+from tokensieve.demo.serve import host_names
 from tokensieve.demo.worker import BusyError, GoneAwayError, Worker
 from tokensieve.errors import UserError
 
@@ -37,6 +40,12 @@ class Stub:
 
     def measure(self, **asked: Any) -> dict[str, Any]:
         raise UserError(f"nothing is measured: {asked['prompt']}")
+
+    def is_loaded(self, model: str) -> bool:
+        return True
+
+    def sample_image(self, model: str, number: int, slot: str) -> bytes:
+        return b"a picture"
 
     def setup(self, model: str) -> dict[str, Any]:
         raise RuntimeError("a surprise")
@@ -70,10 +79,14 @@ def test_own_hosts_are_served(quick: TestClient, host: str) -> None:
     assert quick.get("/", headers={"Host": host}).status_code == 200
 
 
-def test_a_server_for_the_network_takes_addresses_in_numbers_only(stub: Stub) -> None:
-    with TestClient(make_app(stub, hosts=()), base_url="http://192.168.1.7:7860") as client:  # type: ignore[arg-type]
+def test_a_server_for_the_network_takes_numbers_and_its_own_names(stub: Stub) -> None:
+    app = make_app(stub, hosts=host_names("Studio.local"), takes_numbers=True)  # type: ignore[arg-type]
+    with TestClient(app, base_url="http://192.168.1.7:7860") as client:
         assert client.get("/").status_code == 200
-        assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
+        for own in ("Studio.local:7860", "studio.local", "localhost:7860", f"{socket.gethostname()}:7860"):
+            assert client.get("/", headers={"Host": own}).status_code == 200, own
+        for other in ("evil.example", "studio.local.evil.example", ""):
+            assert client.get("/", headers={"Host": other}).status_code == 403, other
 
 
 @pytest.mark.parametrize(
@@ -182,19 +195,41 @@ def test_bodies_have_a_limit_whether_they_say_their_length_or_not(quick: TestCli
     assert quick.post("/api/run", content=b"{" + b" " * 300_000).status_code == 413
 
 
-def test_memory_of_images_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from PIL import Image
-
-    monkeypatch.setattr(uploads, "MEMORY", 3 * 20 * 20 * 2)
-    kept = uploads.Uploads()
+def add_shades(kept: uploads.Uploads, count: int) -> list[str]:
+    """Sends images of 20 x 20 pixels; their names."""
     names = []
-    for shade in range(3):
+    for shade in range(count):
         file = io.BytesIO()
         Image.new("RGB", (20, 20), (shade, 0, 0)).save(file, "PNG")
         names.append(kept.add(file.getvalue())[0])
+    return names
+
+
+def test_memory_of_images_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MEMORY", 3 * 20 * 20 * 2)
+    kept = uploads.Uploads()
+    names = add_shades(kept, 3)
     with pytest.raises(uploads.GoneError):
         kept.get(names[0])
     assert kept.get(names[2]).getpixel((0, 0)) == (2, 0, 0)
+
+
+def test_images_of_one_request_are_kept_however_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "MEMORY", 3 * 20 * 20 * 2)
+    kept = uploads.Uploads()
+    kept.together = 3
+    names = add_shades(kept, 4)
+    assert [kept.get(name).getpixel((0, 0)) for name in names[1:]] == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    with pytest.raises(uploads.GoneError):
+        kept.get(names[0])
+
+
+def test_photos_are_turned_upright(quick: TestClient) -> None:
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    Image.new("RGB", (90, 60)).save(file, "JPEG", exif=exif)
+    answer = quick.post("/api/images", content=file.getvalue()).json()
+    assert (answer["width"], answer["height"]) == (60, 90)
 
 
 def test_an_image_that_is_gone_is_asked_for_again(client: TestClient, ask: Any) -> None:
@@ -231,7 +266,7 @@ def test_surprises_are_one_line_too(quick: TestClient) -> None:
     assert answer.status_code == 500 and answer.json()["error"]["message"] == "unexpected error: RuntimeError: a surprise"
 
 
-def test_a_full_queue_refuses_at_once(quick: TestClient, stub: Stub, ask: Any) -> None:
+def test_a_full_queue_refuses_at_once(quick: TestClient, stub: Stub, ask: Any, photo: bytes) -> None:
     answers: list[int] = []
 
     def send() -> None:
@@ -241,10 +276,14 @@ def test_a_full_queue_refuses_at_once(quick: TestClient, stub: Stub, ask: Any) -
     for sender in senders:
         sender.start()
     assert stub.began.wait(30)
-    while quick.app.state.worker.pending < 2:  # type: ignore[attr-defined]
+    while quick.app.state.workers[0].pending < 2:  # type: ignore[attr-defined]
         pass
     refused = quick.post("/api/run", json=ask())
     assert refused.status_code == 503 and refused.headers["retry-after"] == "1" and "busy" in refused.json()["error"]["message"]
+    sample = quick.get("/api/sample?model=a&number=3&slot=image")  # images do not wait for the model
+    assert sample.status_code == 200 and sample.headers.get_list("cache-control") == ["private, max-age=3600"]
+    sent = quick.post("/api/images", content=photo).json()["image"]
+    assert quick.get(f"/api/images/{sent}").headers.get_list("cache-control") == ["no-store"]
     stub.go.set()
     for sender in senders:
         sender.join(30)

@@ -12,7 +12,8 @@ pytest.importorskip("fastapi")
 
 from tokensieve.cli import main
 from tokensieve.demo.serve import bind
-from tokensieve.demo.subject import find_models
+from tokensieve.demo.session import Session
+from tokensieve.demo.subject import ModelName, find_models
 from tokensieve.errors import UserError
 
 
@@ -34,7 +35,18 @@ def test_the_default_is_this_machine_only() -> None:
 def test_a_missing_extra_says_what_to_install() -> None:
     code = "import sys; sys.modules['fastapi'] = None\nfrom tokensieve.cli import main\nsys.exit(main(['demo', '--port', '0']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2 and "pip install 'tokensieve[demo]'" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and 'pip install "tokensieve[demo]"' in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_model_whose_library_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session([ModelName("sieve-vit-8", "", "open_clip")], "cpu")
+
+    def load(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'open_clip'", name="open_clip")
+
+    monkeypatch.setattr("tokensieve.demo.session.loading.load", load)
+    with pytest.raises(UserError, match=r'pip install "tokensieve\[clip\]"'):
+        session.setup("")
 
 
 def test_models_are_named_as_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,10 @@ from tokensieve.report.page import STYLE
 
 T = TypeVar("T")
 MAX_REQUEST = 200_000  # bytes of a request that holds no image
+PICTURES = (
+    64  # requests for images, which wait for each other and not for the model; a page has 20, a browser asks for 6 at once
+)
+SAMPLE_AGE = 3600  # seconds for which a browser may keep the picture of a sample, which never changes
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 FILES = ("index.html", "page.js", "plans.js", "drawing.js", "results.js", "state.js", "demo.css", "icon.svg")  # all there is
 
@@ -54,17 +58,17 @@ class TooLargeError(Exception):
     """A request of more bytes than it may have."""
 
 
-def make_app(session: Session, *, hosts: tuple[str, ...] = LOCAL, waiting: int = 8) -> FastAPI:
-    """The server. waiting: requests that may wait for the model or run; one more is refused with 503."""
+def make_app(session: Session, *, hosts: tuple[str, ...] = LOCAL, takes_numbers: bool = False, waiting: int = 8) -> FastAPI:
+    """The server. waiting: requests that may wait for the model or run; one more is refused with 503. The rest is Guard's."""
     app = FastAPI(title="tokensieve demo", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(Guard, hosts=hosts)
-    worker = Worker(waiting)
-    app.state.worker = worker
+    app.add_middleware(Guard, hosts=hosts, takes_numbers=takes_numbers)
+    worker, drawer = Worker(waiting), Worker(PICTURES)
+    app.state.workers = (worker, drawer)
     files = {name: _page_file(name) for name in FILES} | {"look.css": STYLE.encode()}
 
-    async def in_turn(request: Request, call: Callable[[], T]) -> T:
+    async def in_turn(request: Request, call: Callable[[], T], queue: Worker = worker) -> T:
         try:
-            return await worker.run(call, request.is_disconnected)
+            return await queue.run(call, request.is_disconnected)
         except (UserError, BusyError, GoneAwayError):
             raise
         except Exception as error:
@@ -97,17 +101,20 @@ def make_app(session: Session, *, hosts: tuple[str, ...] = LOCAL, waiting: int =
 
     @app.get("/api/sample")
     async def sample(request: Request, model: str, number: int, slot: str) -> Response:
-        return Response(await in_turn(request, lambda: session.sample_image(model, number, slot)), media_type="image/png")
+        if not session.is_loaded(model):
+            await in_turn(request, lambda: session.subject(model))
+        content = await in_turn(request, lambda: session.sample_image(model, number, slot), drawer)
+        return Response(content, media_type="image/png", headers={"Cache-Control": f"private, max-age={SAMPLE_AGE}"})
 
     @app.post("/api/images")
     async def upload(request: Request) -> dict[str, Any]:
         content = await _body(request, MAX_UPLOAD)
-        name, image = await in_turn(request, lambda: session.uploads.add(content))
+        name, image = await in_turn(request, lambda: session.uploads.add(content), drawer)
         return {"image": name, "width": image.width, "height": image.height}
 
     @app.get("/api/images/{name}")
     async def uploaded(request: Request, name: str) -> Response:
-        return Response(await in_turn(request, lambda: preview(session.uploads.get(name))), media_type="image/png")
+        return Response(await in_turn(request, lambda: preview(session.uploads.get(name)), drawer), media_type="image/png")
 
     @app.post("/api/run")
     async def run(request: Request) -> Any:

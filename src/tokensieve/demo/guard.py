@@ -33,12 +33,12 @@ class Guard:
     """An ASGI middleware.
 
     Args:
-        hosts: the names by which the server may be called. Empty: any address in numbers, which no other site can take, and
-            the names of this machine itself.
+        hosts: the names and addresses by which the server may be called.
+        takes_numbers: any address in numbers too, which no other site can make its own.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Iterable[str] = LOCAL) -> None:
-        self.app, self.hosts = app, frozenset(hosts)
+    def __init__(self, app: ASGIApp, hosts: Iterable[str] = LOCAL, takes_numbers: bool = False) -> None:
+        self.app, self.hosts, self.takes_numbers = app, frozenset(map(str.lower, hosts)), takes_numbers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,8 +48,9 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = [(name.encode().lower(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", []), *given]}
+                own = list(message.get("headers", []))
+                given = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*own, *(header for header in given if header[0] not in dict(own))]}
             await send(message)
 
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -73,14 +74,12 @@ class Guard:
         return None
 
     def _is_ours(self, name: str) -> bool:
-        if name in self.hosts:
-            return True
-        if self.hosts:
-            return False
+        if name in self.hosts or not self.takes_numbers:
+            return name in self.hosts
         try:
             ipaddress.ip_address(name)
         except ValueError:
-            return name == "localhost"
+            return False
         return True
 
 

@@ -6,22 +6,17 @@ import argparse
 import socket
 import sys
 
+from tokensieve.demo.guard import LOCAL
 from tokensieve.errors import UserError
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+from tokensieve.installation.packages import naming_extras
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
-    try:
+    with naming_extras():
         import uvicorn
 
         from tokensieve.demo.app import make_app
-    except ImportError as error:
-        if error.name and error.name.partition(".")[0] not in ("fastapi", "uvicorn", "starlette"):
-            raise
-        raise UserError("tokensieve demo needs FastAPI and uvicorn: type pip install 'tokensieve[demo]'") from error
-    from tokensieve.demo.guard import LOCAL
     from tokensieve.demo.session import Session
     from tokensieve.demo.subject import find_models
 
@@ -34,14 +29,20 @@ def run(args: argparse.Namespace) -> int:
         port = opened.getsockname()[1]
         shown = f"[{args.host}]" if ":" in args.host else args.host
         print(f"tokensieve demo: open http://{shown}:{port} in a browser; Ctrl-C ends it", flush=True)
-        is_local = args.host in LOOPBACK
+        is_local = args.host in LOCAL
         if not is_local:
             print(f"tokensieve: --host {args.host}: others on the network can use this page too", file=sys.stderr)
-        app = make_app(session, hosts=LOCAL if is_local else ())
+        app = make_app(session, hosts=host_names(args.host), takes_numbers=not is_local)
         config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=2, ws="none")
         uvicorn.Server(config).run(sockets=[opened])
-        app.state.worker.close()
+        for worker in app.state.workers:
+            worker.close()
     return 0
+
+
+def host_names(host: str) -> tuple[str, ...]:
+    """The names by which a server of `--host` may be called: on the network also those of this machine."""
+    return LOCAL if host in LOCAL else (*LOCAL, host, socket.gethostname())
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What the page asks for: the models, an image under plans, their times, and the picture. Everything runs in one thread."""
+"""What the page asks for: the models, an image under plans, their times, and the picture. The models run in one thread."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tokensieve.demo.subject import ModelName, Shown, Subject
 from tokensieve.demo.uploads import MAX_PIXELS, MAX_UPLOAD, Uploads, preview
 from tokensieve.device import find_device
 from tokensieve.errors import PlanError, UserError, did_you_mean, short
+from tokensieve.installation.packages import naming_extras
 from tokensieve.measuring.clock import counts_cpu_time, describe_machine
 from tokensieve.measuring.rounds import Ratio, Variant, detached_handle, interleaved
 from tokensieve.models import loading
@@ -53,9 +54,16 @@ class Session:
             )
         if model not in self._subjects:
             kind = MODEL_TYPES.get_or_fail(name.model_type)
-            loaded = loading.load(name.model, name.pretrained, model_type=name.model_type, device=self.device)
-            self._subjects[model] = resolve(kind.demo)(loaded, name, self.weights)
+            with naming_extras():
+                loaded = loading.load(name.model, name.pretrained, model_type=name.model_type, device=self.device)
+                subject: Subject = resolve(kind.demo)(loaded, name, self.weights)
+            self.uploads.together = max(self.uploads.together, len(subject.slots))
+            self._subjects[model] = subject
         return self._subjects[model]
+
+    def is_loaded(self, model: str) -> bool:
+        """Whether a model has been used before."""
+        return model in self._subjects
 
     def setup(self, model: str) -> dict[str, Any]:
         """All that the page needs to know about a model before an image is chosen."""
@@ -82,7 +90,7 @@ class Session:
         }
 
     def sample_image(self, model: str, number: int, slot: str) -> bytes:
-        """An image of a sample, or of the gallery, as a PNG."""
+        """An image of a sample, or of the gallery, as a PNG. Of a model that is loaded, any thread may ask for it."""
         subject = self.subject(model)
         known = (*subject.samples, *getattr(subject, "gallery", ()))
         if number not in known or slot not in subject.slots:

@@ -182,8 +182,7 @@ def find_models(args: argparse.Namespace) -> list[ModelName]:
     """The model that the flags name; without any, those that ship with the package."""
     from tokensieve import embedded
     from tokensieve.models import loading
-    from tokensieve.models.loading.registry import MODEL_TYPES
-    from tokensieve.registry import resolve
+    from tokensieve.models.loading.registry import type_of_name
 
     if args.model is None and args.pretrained is None and args.model_type is None:
         return [
@@ -191,14 +190,7 @@ def find_models(args: argparse.Namespace) -> list[ModelName]:
             ModelName(embedded.LLAVA, "", "vlm"),
             ModelName(embedded.REID, "", "reid"),
         ]
-    model_type = args.model_type or next(
-        (
-            kind.name
-            for kind in MODEL_TYPES.values()
-            if kind.is_model_name and args.model and resolve(kind.is_model_name)(args.model)
-        ),
-        "open_clip",
-    )
+    model_type = type_of_name(args.model, args.model_type)
     models, weights = ([value] if value is not None else None for value in (args.model, args.pretrained))
     model, pretrained = loading.model_pairs(models, weights, None, model_type)[0]
     loading.check_model(model, pretrained, model_type)

@@ -1,4 +1,4 @@
-"""One thread for the model, and a short queue before it. Work of clients that went away is dropped."""
+"""A thread, such as that of the model, and a queue before it. Work of clients that went away is dropped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BusyError(Exception):
 
 
 class GoneAwayError(Exception):
-    """The client went away before its work began."""
+    """The client went away before its work began, or the server ended before it was done."""
 
 
 class Worker:
@@ -29,7 +29,7 @@ class Worker:
 
     def __init__(self, limit: int = 8) -> None:
         self.limit, self.pending = limit, 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._thread = ThreadPoolExecutor(1)
 
     async def run(self, call: Callable[[], T], is_gone: Callable[[], Awaitable[bool]]) -> T:
         """The result of the call. is_gone: whether the client went away; then a call that has not begun is dropped."""
@@ -40,7 +40,10 @@ class Worker:
         future.add_done_callback(self._count_down(asyncio.get_running_loop()))
         waiting = asyncio.wrap_future(future)
         while not waiting.done():
-            await asyncio.wait([waiting], timeout=POLL)
+            try:
+                await asyncio.wait([waiting], timeout=POLL)
+            except asyncio.CancelledError:  # the server ends, and waits no longer
+                raise GoneAwayError from None
             if not waiting.done() and not future.running() and await is_gone() and future.cancel():
                 raise GoneAwayError
         return waiting.result()

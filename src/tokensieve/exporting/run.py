@@ -18,7 +18,7 @@ from tokensieve.exporting.encoders import image_encoder
 from tokensieve.exporting.limits import check_plan
 from tokensieve.exporting.preprocessing import read_preprocessing
 from tokensieve.models import loading
-from tokensieve.models.loading.registry import MODEL_TYPES
+from tokensieve.models.loading.registry import type_of_name
 from tokensieve.models.registry import open_tower, open_vlm
 from tokensieve.plan import Plan, as_plan
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> Path:
     files.check_writable(path)
     graph.check_installed(is_onnx)
     check_plan(plan, depth=12, decoder=0, is_onnx=is_onnx)  # what is known before the model is loaded
-    kind = model_type(args)
+    kind = type_of_name(args.model, args.model_type)
     named, weights = ([name] if name is not None else None for name in (args.model, args.pretrained))
     model, pretrained = loading.model_pairs(named, weights, None, kind)[0]
     loading.check_model(model, pretrained, kind)
@@ -67,17 +67,6 @@ def run(args: argparse.Namespace) -> Path:
     if not args.quiet:
         print_summary(path, plan, len(content), agreement, handle, notes)
     return path
-
-
-def model_type(args: argparse.Namespace) -> str:
-    """The type that --model_type names, or that the name of an embedded model decides."""
-    from tokensieve.registry import resolve
-
-    default: str = next(iter(MODEL_TYPES))
-    if args.model_type != default or args.model is None:
-        return str(args.model_type)
-    of = (kind.name for kind in MODEL_TYPES.values() if kind.is_model_name and resolve(kind.is_model_name)(args.model))
-    return next(of, default)
 
 
 def print_summary(path: Path, plan: Plan, size: int, agreement: verify.Agreement, handle: Handle, notes: list[str]) -> None:

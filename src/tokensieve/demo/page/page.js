@@ -200,13 +200,17 @@ async function run() {
     do {
       again = false;
       const asked = question(), shown = images;
-      const answer = await (await post("/api/run", asked)).json();
-      if (again && asked.model !== state.model) continue;
-      if (answer.plans.length !== cards.length) continue;
-      result = answer;
-      timing = null;
-      find("status").classList.contains("bad") && say("");
-      show(shown);
+      try {
+        const answer = await (await post("/api/run", asked)).json();
+        if (again && asked.model !== state.model) continue;
+        if (answer.plans.length !== cards.length) continue;
+        result = answer;
+        timing = null;
+        find("status").classList.contains("bad") && say("");
+        show(shown);
+      } catch (error) {
+        if (!again) throw error; // what is wrong with older settings is not said
+      }
     } while (again);
   } finally {
     running = false;
@@ -291,6 +295,8 @@ addEventListener("paste", (event) => {
   if (file && setup) guarded(() => chooseFile(file, setup.slots[0]));
 });
 for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
+// A plain link would put its name where the page's own link is, and so open the page anew.
+document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), find("plans").focus()));
 addEventListener("hashchange", () => {
   Object.assign(state, { prompt: null });
   guarded(() => open(readLink()));

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokensieve import embedded
-from tokensieve.registry import Registry
+from tokensieve.registry import Registry, resolve
 
 
 @dataclass(frozen=True)
@@ -103,3 +103,16 @@ MODEL_TYPES.add(
     ),
     origin=__name__,
 )
+
+
+def type_of_name(name: str | None, given: str | None) -> str:
+    """The type of a model: the given one; where that is None or the default, the type that claims the name, if one does.
+
+    >>> type_of_name("sieve-llava-8", None), type_of_name("sieve-llava-8", "hf"), type_of_name("ViT-B-16", None)
+    ('vlm', 'hf', 'open_clip')
+    """
+    default = next(iter(MODEL_TYPES))
+    if name is None or given not in (None, default):
+        return given or default
+    only = (kind.name for kind in MODEL_TYPES.values() if kind.is_model_name and resolve(kind.is_model_name)(name))
+    return next(only, default)
