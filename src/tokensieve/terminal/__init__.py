@@ -1,1 +1,1 @@
-"""What a terminal shows."""
+"""What a command is connected to: standard streams, and progress bars on a terminal."""
