@@ -134,7 +134,8 @@ class Stub:
         self.count = state["count"]
 
 
-def test_the_loop_knows_nothing_of_what_is_learned(tmp_path, capsys):
+def test_the_loop_knows_nothing_of_what_is_learned(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # there are no bars elsewhere
     loop.train(Stub(), tmp_path, steps=5, checkpoint_every=2)
     found, _ = checkpoint.latest(tmp_path / "checkpoints")
     assert found is not None and found.step == 5 and found.state["learner"] == {"count": 5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -156,6 +157,7 @@ def test_quiet_is_silent(run: Run) -> None:
     assert (done.out, done.err) == ("", "")
 
 
-def test_progress_goes_to_stderr_and_the_table_to_stdout(run: Run) -> None:
+def test_progress_goes_to_stderr_and_the_table_to_stdout(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # there are no bars elsewhere
     done = run(quiet=False)
     assert "30img" in done.err and "speed-up" in done.out and f"result: {NAME}.json" in done.out

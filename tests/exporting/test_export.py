@@ -80,7 +80,7 @@ def test_tower_and_projector_of_a_llava(tmp_path: Path) -> None:
     program = torch.export.load(path, extra_files=extra)
     assert json.loads(extra["tokensieve.json"])["outputs"] == ["tokens", "positions"]
     loaded = load_vlm()
-    x = images(2, loaded.transform.processor.size["height"])  # type: ignore[attr-defined]
+    x = images(2, loaded.model.config.vision_config.image_size)
     with torch.no_grad(), tokensieve.apply(loaded.model, plan):
         full = loaded.model.model.get_image_features(x).pooler_output  # zeros where nothing was kept
     with torch.no_grad():

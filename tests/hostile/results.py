@@ -324,7 +324,7 @@ def _damaged(rng: random.Random, folder: Path) -> None:
     assert len(cells) == len(found) + 1 and len(set(map(len, cells))) == 1
     for cell in (cell for row in cells for cell in row if cell.startswith(files.FORMULA)):
         float(cell)
-    assert not Page(pages[0]).found
+    assert Page(pages[0]).found == ["script"]  # the one that sorts tables, which the page allows by its hash
     pages[0].encode()
 
 

@@ -733,7 +733,7 @@ def test_coarse_says_what_it_needs():
 
 def test_the_table_is_made_by_trying_and_is_the_one_in_the_docs(tmp_path, capsys):
     page = tmp_path / "families.md"
-    families.run(Namespace(output=str(page)))
+    families.run(Namespace(output=str(page), quiet=False, as_json=False))
     shown = capsys.readouterr().out
     assert page.read_text() == (ROOT / "docs" / "families.md").read_text()
     assert "pooling query" in page.read_text() and "ModifiedResNet" in shown and "@L.attn" in shown

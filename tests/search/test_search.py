@@ -357,7 +357,7 @@ def test_what_is_wrong_with_a_search_is_told_before_the_first_trial_with_its_lin
 
 def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UserError, match=r"pip install 'tokensieve\[search\]'"):
+    with pytest.raises(UserError, match=r'pip install "tokensieve\[search\]"'):
         search.run(written(tmp_path), tmp_path / "out")
 
 

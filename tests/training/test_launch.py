@@ -44,12 +44,12 @@ def test_the_gpus_of_a_training(manager, gpus, chosen, note):
 
 
 @pytest.fixture
-def launched(monkeypatch):
+def launched(monkeypatch, tmp_path):
     """The commands that would take the place of this process."""
     commands: list = []
     monkeypatch.setattr(launch, "_replace_process", commands.append)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr("tokensieve.training.run", lambda *_, **named: commands.append(named))
+    monkeypatch.setattr("tokensieve.training.run", lambda *_, **named: commands.append(named) or tmp_path)
     return commands
 
 
@@ -64,11 +64,12 @@ def written(tmp_path, **manager):
 def test_the_same_command_runs_in_as_many_processes(tmp_path, launched, monkeypatch):
     path = written(tmp_path, available_gpus=[0, 1, 2, 3], gpus_per_subtask=2)
     monkeypatch.setattr(launch, "cuda_devices", lambda: ["4", "5", "6"])
-    words = "method_settings.adv_loss_weight 0 --output o --quiet --resume 3"
-    main(["train", path, *words.split(), "--data", "embedded"])
+    flags = ["--output", "o", "--quiet", "--resume", "3"]
+    main(["train", path, "method_settings.adv_loss_weight", "0", *flags, "--data", "embedded"])
     command, _ = launched
-    data = ["dataset_settings", "{name: embedded}"]
-    assert command[command.index("tokensieve") - 1 :] == ["-m", "tokensieve", "train", path, *data, *words.split()]
+    values = {"dataset_settings={name: embedded}", "method_settings.adv_loss_weight=0"}
+    words = command[command.index("tokensieve") - 1 :]
+    assert words[:4] == ["-m", "tokensieve", "train", path] and {*words[4:6]} == values and words[6:] == flags
     assert "--nproc-per-node=2" in command and os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
 
 

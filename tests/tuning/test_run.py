@@ -157,7 +157,7 @@ def test_other_images_in_the_same_folder_are_an_error(
 
 def test_optuna_is_needed(tune: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
-    assert tune()[0] == 2 and "needs Optuna, which is not installed" in capsys.readouterr().err
+    assert tune()[0] == 2 and "optuna is not installed" in capsys.readouterr().err
 
 
 def test_models_without_images_of_their_own_need_some(tiny_clip: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ it at its end, so that calls in several threads, calls inside hooks and calls th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,8 +40,7 @@ class Row:
         """The line of a reduction."""
         if reduction.counts is None or torch.compiler.is_compiling():
             return Row(layer, reduction.n, reduction.k)
-        counts: list[int] = reduction.counts.tolist()
-        return UnevenRow(layer, reduction.n, reduction.k, sum(counts) / max(1, len(counts)), min(counts, default=0))
+        return UnevenRow.of_counts(layer, reduction.n, reduction.counts.tolist())
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,12 @@ class UnevenRow(Row):
 
     mean_out: float
     least_out: int
+
+    @classmethod
+    def of_counts(cls, layer: str, tokens_in: int, counts: Collection[int]) -> UnevenRow:
+        """The line of images that are left with these numbers of tokens."""
+        mean = sum(counts) / max(1, len(counts))
+        return cls(layer, tokens_in, max(counts, default=0), mean, min(counts, default=0))
 
 
 @dataclass
@@ -66,7 +71,8 @@ class Pass:
     patch_index: Tensor | None = None  # (B, N now), patches of block 1's input that are left; None: all
     ledger: list[Row] = field(default_factory=list)
     stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that removed tokens
-    recorded_cuts: set[int] = field(default_factory=set)  # seeds of the decoder cuts that are in the ledger
+    # of a cut in the decoder, by its seed: its place in the ledger, and the tokens in and out of each image by its number
+    decoder_cuts: dict[int, tuple[int, dict[int, tuple[int, int]]]] = field(default_factory=dict)
     image_sizes: dict[str, Any] = field(default_factory=dict)  # arguments that tell them, of a vision-language model
     is_uneven: bool = False  # images had different numbers of tokens in the decoder
     soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut with a soft mask instead of a choice
@@ -107,17 +113,24 @@ class Pass:
     def record_decoder_cut(self, cut: Cut, reduction: Reduction, numbers: list[int]) -> None:
         """Adds a cut in the decoder for the images with these numbers to the ledger. Beams repeat images.
 
-        If images differ in their number of tokens, only the first group is recorded. A cut is recorded once, also if
-        generation without a cache repeats it.
+        Images that differ in their number of tokens come in groups, and share a line of the ledger; `stages` has the first
+        group. A cut is recorded once, also if generation without a cache repeats it.
         """
         first_rows = [numbers.index(number) for number in dict.fromkeys(numbers)]
         self.is_uneven |= len(first_rows) < len(self.samples) or reduction.counts is not None
-        if cut.seed in self.recorded_cuts:
+        is_first = cut.seed not in self.decoder_cuts
+        at, images = self.decoder_cuts.setdefault(cut.seed, (len(self.ledger), {}))
+        if all(number in images for number in numbers):
             return
-        self.recorded_cuts.add(cut.seed)
-        self.ledger.append(
-            Row(cut.name, reduction.n, reduction.n) if reduction.soft is not None else Row.of(cut.name, reduction)
-        )
+        row = Row(cut.name, reduction.n, reduction.n) if reduction.soft is not None else Row.of(cut.name, reduction)
+        left = [row.tokens_out] * len(numbers) if reduction.counts is None else reduction.counts.tolist()
+        images.update({numbers[first]: (reduction.n, left[first]) for first in first_rows})
+        if not is_first:
+            counts = [tokens_out for _, tokens_out in images.values()]
+            row = UnevenRow.of_counts(cut.name, max(tokens_in for tokens_in, _ in images.values()), counts)
+        self.ledger[at : at + 1] = [row]
+        if not is_first:
+            return
         if reduction.soft is not None:
             self.soft.append((cut.name, reduction))
         elif reduction.k < reduction.n:

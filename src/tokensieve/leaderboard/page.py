@@ -80,9 +80,7 @@ def _table(rows: Sequence[Row]) -> str:
         ]
         drawn = "".join(f"<td data-value='{escape(str(value), quote=True)}'>{text}</td>" for value, text in cells)
         lines.append(f"<tr>{drawn}</tr>")
-    return (
-        f"<div class='wide'><table class='sortable dense'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
+    return f"<div class='wide'><table class='sortable dense'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
 
 
 def _plot(rows: Sequence[Row]) -> str:

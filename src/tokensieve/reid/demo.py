@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from tokensieve.cutting.handle import Handle
+from tokensieve.data.images import decode
 from tokensieve.demo.subject import Shown, Subject
 from tokensieve.drawing.band import Band
 from tokensieve.drawing.sheet import Picture
@@ -36,7 +37,7 @@ def draw_shot(number: int) -> dict[str, Image.Image]:
     for modality, pixels in people_camera.draw(*SHOTS[number]).images.items():
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, "JPEG", quality=QUALITY)
-        found[modality] = Image.open(file).convert("RGB")
+        found[modality] = decode(io.BytesIO(file.getvalue()), lambda image: image.convert("RGB"))
     return found
 
 
