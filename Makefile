@@ -4,6 +4,7 @@ TRIES ?= 5000
 VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 
+.NOTPARALLEL: # targets install into one virtual environment
 .PHONY: help eval test test-page test-vllm test-harness quick docs attack audit lint install
 
 help: ## Show this help

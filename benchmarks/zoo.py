@@ -254,7 +254,7 @@ def write(args: argparse.Namespace, rows: Mapping[str, dict[str, Any]]) -> None:
     files.replace_file(args.output, files.json_bytes(value))
 
 
-DECODERS = ("fastv", "pyramiddrop", "sparsevlm", "dart")
+DECODERS = ("fastv", "pyramiddrop", "sparsevlm", "sparsevlm2", "dart")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "files",
             "installation",
             "provenance",
-            "progress",
+            "terminal",
             "device",
             "distributed",
             "registry",

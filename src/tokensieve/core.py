@@ -46,6 +46,14 @@ class Inputs:
 
 
 @dataclass
+class Rotary:
+    """The rotary embedding of a language model: the tables (cos, sin) that turn the queries and keys of each token."""
+
+    tokens: tuple[Tensor, Tensor]  # (B, N, d) each, the vision tokens
+    question: tuple[Tensor, Tensor]  # (B, T, d) each, in the order of View.question
+
+
+@dataclass
 class View:
     """The input of a method: the patch tokens at one cut and what is known about them.
 
@@ -78,6 +86,7 @@ class View:
     text: Tensor | None = None  # (B, M, E), embeddings of the text by the model's text tower, for needs=("text",)
     image_embeds: Tensor | None = None  # (B, N, E), the tokens in the space of `text`
     inputs: Inputs | None = None  # the decoder's own input, for needs=("inputs",)
+    rotary: Rotary | None = None  # of the decoder, for needs=("rotary",)
     carried: Tensor | None = None  # (B, N), what the step's method gave as Reduction.carry at its cut before this one
     final_norm: Callable[[Tensor], Tensor] | None = None  # the norm behind the last layer of the decoder
     present: Tensor | None = None  # (B, N), the probability that each token is there, behind a soft cut; None: all are

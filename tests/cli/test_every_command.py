@@ -271,3 +271,28 @@ def test_flags_of_every_command_come_before_or_after_it() -> None:
         assert args.quiet is True and args.as_json is True and args.debug is False
     parser, by_name = build_parser("methods")
     assert isinstance(parser, Parser) and by_name["methods"].has_flag("json")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("evaluate", "'eval'"),
+        ("training", "'train'"),
+        ("help", "'--help'"),
+        ("version", "'--version'"),
+        ("eval anchor:60", "--plan 'anchor:60'"),
+        ("methods --quite", "'--quiet'"),
+    ],
+)
+def test_what_was_probably_meant_is_named(words: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert f"Did you mean {meant}?" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"), [("completion", "{bash,zsh,fish}"), ("leaderboard", "{show,add,page}"), ("show", "IMAGE")]
+)
+def test_what_is_missing_is_named(words: str, needed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert f"required: {needed} (see tokensieve {words} --help)" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def test_while_a_module_is_imported(number: int, start: str, tmp_path: Path) -> 
     (tmp_path / "killed.py").write_text(KILLED.format(number=number))
     command = [sys.executable, *start.split(maxsplit=1), "--plugin", str(tmp_path / "plugin.py")]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (128 + number, "tokensieve: interrupted\n")
 
 

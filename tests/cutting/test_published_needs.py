@@ -245,6 +245,51 @@ def test_the_rows_of_the_text_are_those_of_the_layer(attention: str) -> None:
     assert view.inputs.tokens.shape[1] == view.n and view.final_norm is not None
 
 
+def test_the_rotary_tables_are_those_of_the_decoder() -> None:
+    """Of the tokens that are left, with padding before one prompt; behind a first cut too. Asked for, or not there."""
+    model = vlm_models.llava()
+    batch = vlm_models.prompts((1, 1), (4, 7))
+    seen: list[View] = []
+
+    def watch(view: View, keep: int) -> Reduction:
+        seen.append(view)
+        return Reduction.keep(top(view.noise(), keep), view.n)
+
+    def step(needs: tuple[str, ...], place: str, budget: str) -> Step:
+        return Step(describe(watch, needs=needs), Where.parse(place), Budget.parse(budget))
+
+    asks = ("question", "rotary")
+    with torch.no_grad(), Handle(model, Plan((step(asks, "llm.1,2", "50%"), step((), "llm.3", "50%")))) as handle:
+        model(**batch)
+        groups = handle.groups
+    assert groups is not None and len(seen) == 3 and seen[2].rotary is None
+    table = model.model.language_model.rotary_emb
+    length = batch["input_ids"].shape[1]
+    cos, sin = table(torch.zeros(1, 1, 1), torch.arange(length)[None])  # (1, L, d)
+    is_image = batch["input_ids"] == vlm_models.IMAGE
+    for view in seen[:2]:
+        assert view.rotary is not None and view.question is not None
+        for row in range(2):
+            words = (~is_image[row] & batch["attention_mask"][row].bool()).nonzero()[:, 0]
+            for got, golden in zip(view.rotary.question, (cos, sin), strict=True):
+                torch.testing.assert_close(got[row, : len(words)].float(), golden[0, words])
+            assert view.rotary.tokens[0].shape[:2] == view.tokens.shape[:2]
+    assert seen[0].rotary is not None
+    for got, golden in zip(seen[0].rotary.tokens, (cos, sin), strict=True):
+        for row in range(2):
+            torch.testing.assert_close(got[row].float(), golden[0, is_image[row].nonzero()[:, 0]])
+
+
+def test_rotary_tables_are_refused_in_a_tower() -> None:
+    model: Any = timm_model().eval()
+    with pytest.raises(UserError, match="rotary embedding of the language model; use it in the decoder"):
+        Handle(model, plan_of(describe(any_tokens, needs=("rotary",)), "2", "5"))
+
+
+def any_tokens(view: View, keep: int) -> Reduction:
+    return Reduction.keep(top(view.noise(), keep), view.n)
+
+
 @pytest.mark.parametrize("tau", [0.0, 0.1])
 @pytest.mark.parametrize("anchored", [True, False])
 def test_pixelprune_follows_its_rule(tau: float, anchored: bool) -> None:

@@ -80,6 +80,9 @@ def test_names_collections_and_files(tmp_path: Path) -> None:
         assert data_registry.dataset_names([collection]) == members
     with pytest.raises(UserError, match=r"no data set 'cifer10'.*Did you mean 'cifar10'"):
         data_registry.dataset_names(["cifer10"])
+    for missing in ("photos/", "./photos", "/no/photos"):
+        with pytest.raises(UserError, match=f"no file or folder '{missing}'. Your own images are folder:DIR"):
+            data_registry.dataset_names([missing])
 
 
 def test_auto_means_the_task_clip_benchmark_means() -> None:

@@ -88,7 +88,7 @@ def _start(words: list[str], folder: Path, variables: dict[str, str | None], str
                 stdin=subprocess.DEVNULL,
                 stdout=write if streams == "reader gone" else printed,
                 stderr=errors,
-                timeout=120,
+                timeout=300,
                 preexec_fn=None if closed is None else lambda: os.close(closed),
             )
         finally:

@@ -104,7 +104,7 @@ def run_without(blocked: list[str], commands: list[list[str]], folder: Path) -> 
     ("blocked", "extra", "commands"),
     [
         (["open_clip"], "clip", [["eval", *SMALL], ["bench", "--model", "ViT-B-32"], ["show", "embedded:3"]]),
-        (["clip_benchmark"], "clip", [["eval", "--dataset", "cifar10", *SMALL]]),
+        (["clip_benchmark"], "clip", [["eval", "--dataset", "cifar10", "--model", "sieve-vit-8", *SMALL]]),
         (["transformers"], "vlm", [["eval", "--task", "vqa", *SMALL], ["bench", "--model_type", "vlm"]]),
         (["timm"], "timm", [["eval", "--model_type", "timm", "--model", "test_vit", "--task", "linear_probe", *SMALL]]),
         (["accelerate"], "train", [["train", "embedded_vlm", "--output", "run", "--quiet"]]),

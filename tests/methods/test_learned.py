@@ -240,7 +240,7 @@ def photos(tmp_path):
 def test_images_that_cannot_be_read_are_counted_and_listed(tmp_path, photos, monkeypatch, capsys):
     found = {split: sorted(str(path) for path in (photos / split).rglob("*.png")) for split in ("train", "val")}
 
-    def build_source(name, transform, root, split, limit):
+    def build_source(name, transform, root, split, limit, needs_class_names):
         return Source(CheckedDataset(FileList(found[split], transform)), [], [], "")
 
     monkeypatch.setattr(learned_selector.data_registry, "build_source", build_source)

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokensieve.core import Inputs, Question, Reduction, View
+from tokensieve.core import Inputs, Question, Reduction, Rotary, View
 from tokensieve.methods import get_method
-from tokensieve.testing import make_view
+from tokensieve.testing import make_view, rotary_tables
 
 Array = NDArray[np.float64]
 GRID = (8, 6)
@@ -494,6 +494,31 @@ def test_sparsevlm(clustered: bool) -> None:
         order = sorted(range(N), key=lambda i: -score[i])
         golden = {frozenset({i}): x[i] for i in order[:20]} | {frozenset(order[20:29]): x[order[20:29]].mean(0)}
         check_outputs(reduction, view, b, golden)
+
+
+@clustered
+@pytest.mark.parametrize("heads", [2, 14])
+def test_sparsevlm2(clustered: bool, heads: int) -> None:
+    view, start = causal_view(clustered), 3
+    words = [rotary_tables(2, 0, start, D // H), rotary_tables(2, start + N, start + N + 6, D // H)]
+    cos, sin = (torch.cat(parts, dim=1) for parts in zip(*words, strict=True))
+    view = replace(view, rotary=Rotary(rotary_tables(2, start, start + N, D // H), (cos, sin)))
+    reduction = decide("sparsevlm2", view, 20, heads=heads)
+    assert view.question is not None and reduction.scores is not None
+    speeds = 10000.0 ** (-np.arange(0, D // H, 2) / (D // H))
+    for b in range(2):
+        x, t = view.tokens[b].double().numpy(), view.question.tokens[b].double().numpy()
+        m = np.exp(x @ t.T - (x @ t.T).max(-1, keepdims=True))
+        m = (m / m.sum(-1, keepdims=True)).mean(0)
+        raters = [word for word in range(3, 9) if m[word] > m.mean()] or list(range(3, 9))
+        rows = causal_attention(view, b)[:, [word - 3 for word in raters]]  # (H, raters, N)
+        for i, word in enumerate(raters):
+            for v in range(N):  # two vectors of ones, turned by their positions: pairs have the cosine of the difference
+                rows[:, i, v] /= 2 * np.cos((word + N - start - v) * speeds).sum() / math.sqrt(D // H)
+        rating = sorted(range(H), key=lambda h: -rows[h].sum())[:heads]
+        score = rows[rating].mean((0, 1))
+        np.testing.assert_allclose(reduction.scores[b].numpy(), score, rtol=1e-3, atol=1e-3 * np.median(np.abs(score)))
+        assert reduction.index[b].tolist() == sorted(sorted(range(N), key=lambda v: -score[v])[:20])
 
 
 @clustered

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         with Signals(is_program=False) as signals:
             return _run(list(argv), signals)
-    from tokensieve.cli import streams
+    from tokensieve.terminal import streams
 
     code: int | str | None
     with Signals(is_program=True) as signals:
@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str], signals: Signals) -> int:
-    from tokensieve.cli import streams
     from tokensieve.cli.parser import parse
     from tokensieve.errors import ProcessLostError, UserError, one_line
     from tokensieve.installation.packages import missing_package
+    from tokensieve.terminal import streams
 
     try:
         return dispatch(parse(argv))
@@ -83,8 +83,8 @@ def dispatch(args: argparse.Namespace) -> int:
 
     With --json, standard output gets the result alone; what the command prints goes to standard error.
     """
-    from tokensieve import progress
     from tokensieve.cli.registry import COMMANDS, Result
+    from tokensieve.terminal import progress
 
     if args.command is None:
         return 0

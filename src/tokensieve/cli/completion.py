@@ -23,7 +23,7 @@ class Words:
 
 
 def add_completion_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, metavar=f"{{{','.join(SHELLS)}}}", help="the shell that you type in")
 
 
 def run_completion(args: argparse.Namespace) -> Result:

@@ -6,12 +6,18 @@ import argparse
 
 from tokensieve.cli.registry import COMMANDS, Command, Result
 
+ACTIONS = ("show", "add", "page")
 FOLDER = "benchmarks/results/leaderboard"
 
 
 def add_leaderboard_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "add", "page"), help="print the rows, add files of rows, make an HTML page")
-    parser.add_argument("files", nargs="*", metavar="FILE", help="of add: files of rows")
+    parser.add_argument(
+        "action",
+        choices=ACTIONS,
+        metavar=f"{{{','.join(ACTIONS)}}}",
+        help="print the rows, add files of rows, make an HTML page",
+    )
+    parser.add_argument("files", nargs="*", default=[], metavar="FILE", help="of add: files of rows")
     parser.add_argument("--folder", default=FOLDER, metavar="DIR", help=f"the files of the leaderboard (default: {FOLDER})")
     parser.add_argument("--output", default="leaderboard.html", metavar="FILE", help="of page (default: leaderboard.html)")
 

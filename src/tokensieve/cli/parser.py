@@ -6,13 +6,13 @@ import argparse
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from tokensieve import plugins
 from tokensieve.cli.registry import COMMANDS, all_commands, import_commands
-from tokensieve.errors import UserError, did_you_mean, one_line
+from tokensieve.errors import UserError, did_you_mean, one_line, short
 from tokensieve.flags import COMMAND, COMMON, PLUGIN, add_flags
 
 
@@ -62,7 +62,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     with warnings_on_stderr():
         parser, by_name = build_parser(first)
     if first is not None and first not in by_name:
-        raise UserError(f"{first!r} is not a command: use {', '.join(by_name)}.{did_you_mean(first, by_name)}")
+        raise UserError(f"{first!r} is not a command: use {', '.join(by_name)}.{_command_meant(first, by_name)}")
     passed_on: list[str] = []
     if first is not None and (split := COMMANDS[first].split) is not None:
         at = words.index(first) + 1
@@ -77,7 +77,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         word = next((u for u in unknown if u.startswith("-")), unknown[0])
         known = [flag for action in current._actions for flag in action.option_strings]
         flag = word.split("=", 1)[0]
-        raise UserError(f"{current.prog} has no argument {flag!r}.{did_you_mean(flag, known)} (see {current.prog} --help)")
+        is_plan = "--plan" in known and not flag.startswith("-") and (":" in flag or "@" in flag)
+        hint = f" Did you mean --plan {short(flag)!r}?" if is_plan else did_you_mean(flag, known)
+        raise UserError(f"{current.prog} has no argument {short(flag)!r}.{hint} (see {current.prog} --help)")
     if args.command is None:
         parser.print_help()
     args.plugin, args.passed_on = files or None, passed_on
@@ -85,6 +87,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if common.switch:
             vars(args).setdefault(common.dest, False)
     return args
+
+
+def _command_meant(word: str, names: Iterable[str]) -> str:
+    """A hint to the command, or to the flag, that a word in the place of a command means."""
+    known = [*names, "--help", "--version"]
+    longer = [name for name in known if len(name) >= 4 and word.startswith(name)]  # evaluate, training, benchmark
+    return f" Did you mean {longer[0]!r}?" if longer else did_you_mean(word, known)
 
 
 def build_parser(chosen: str | None) -> tuple[Parser, dict[str, Parser]]:

@@ -82,7 +82,8 @@ def _problems_hidden_by_others(errors: Sequence[Any], document: Document, schema
             left_out.add(_words(str(path[-1])))
         elif (near := nearest(str(path[-1]), keys(annotation_at(schema, path[:-1])))) is not None and near not in section:
             section[near] = value
-            guesses[(*path[:-1], near)] = path
+            guess = (*path[:-1], near)
+            guesses[guess] = path
     try:
         schema.model_validate(fixed)
     except ValidationError as error:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokensieve.core import Inputs, Question, Reduction, View
+from tokensieve.core import Inputs, Question, Reduction, Rotary, View
 from tokensieve.cutting.cache import CacheRecord, Stage, cache_record, cached_length, pruned_cache_class
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.decoder_state import (
@@ -259,7 +259,9 @@ class DecoderLayers:
             n_now = at.shape[1] if group.count is None else group.count
             keep = self.chooser.tokens_to_keep(cut, n_now, None if group.entered is None else group.entered.shape[1])
             question = None if questions is None else questions.rows(rows)
-            reduction = self._decide(cut, keep, tokens, group, question, attend, call, self._inputs(run, images, group))
+            rotary = self._rotary(images, group, tables, len(x)) if "rotary" in cut.step.method.needs else None
+            inputs = self._inputs(run, images, group)
+            reduction = self._decide(cut, keep, tokens, group, question, attend, call, inputs, rotary)
             if reduction.soft is not None:
                 self.vlm.decoder.check_bias()
                 x = x if reduction.is_selection else x.index_put((rows[:, None], at), reduction.apply(tokens))
@@ -283,6 +285,14 @@ class DecoderLayers:
             return None
         question = images.question_of(run.embeds)
         return Inputs(gather_rows(run.embeds.index_select(0, group.rows), group.entered), question.rows(group.rows))
+
+    def _rotary(self, images: VisionTokens, group: ImageGroup, tables: tuple[Tensor, Tensor], batch: int) -> Rotary:
+        """The rotary tables (1 or B, L, d) of the vision tokens of a group and of its questions."""
+        words = images.question_positions()[0].to(group.at.device)[group.rows]  # (G, T)
+        cos, sin = (table.expand(batch, -1, -1).index_select(0, group.rows) for table in tables)
+        return Rotary(
+            (gather_rows(cos, group.at), gather_rows(sin, group.at)), (gather_rows(cos, words), gather_rows(sin, words))
+        )
 
     def _attention(
         self,
@@ -340,6 +350,7 @@ class DecoderLayers:
         attend: Callable[[], Attention],
         call: Call,
         inputs: Inputs | None = None,
+        rotary: Rotary | None = None,
     ) -> Reduction:
         """The decision of a step about the vision tokens (G, N, D) of a group of images."""
         assert call.tower is not None  # set when the features were computed
@@ -366,6 +377,7 @@ class DecoderLayers:
                 layer=cut.layer,
                 depth=self.vlm.decoder.depth,
                 inputs=inputs,
+                rotary=rotary,
                 carried=group.carried.get(str(cut.step)),
                 final_norm=getattr(self.vlm.decoder.module, "norm", None),
             )

@@ -161,6 +161,8 @@ def _check_needs(step: Step, layer: int, part: str, tower: Tower | None) -> None
         raise UserError(f"{step}: {name} compares the pixels of patches, so it stands before the first block; use @0")
     if "inputs" in needs and part != "llm":
         raise UserError(f"{step}: {name} needs the input of the language model; use it in the decoder, as in @llm.2")
+    if "rotary" in needs and part != "llm":
+        raise UserError(f"{step}: {name} needs the rotary embedding of the language model; use it in the decoder, as in @llm.2")
     if step.method.layers is not None and (part == "llm" or tower is None or not tower.depth or layer == 0):
         raise UserError(f"{step}: {name} needs the attention of earlier blocks; use it in a tower with blocks, as in @out")
 

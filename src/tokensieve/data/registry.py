@@ -122,6 +122,10 @@ def get_dataset(name: str, contents: str | None = None) -> DatasetSpec:
     for spec in DATASETS.values():
         groups.setdefault(spec.group, {})[spec.usage] = None
     listed = "; ".join(f"{group}: {', '.join(names)}" for group, names in groups.items())
+    if name.startswith((f".{os.sep}", f"..{os.sep}", os.sep)) or name.endswith(os.sep):
+        raise UserError(
+            f"there is no file or folder {short(name, 200)!r}. Your own images are folder:DIR, images:DIR or csv:FILE."
+        )
     raise UserError(f"there is no data set {short(name, 200)!r}.{did_you_mean(name, known)} Known are {listed}.")
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokensieve import progress
 from tokensieve.data.source import Batch, Broken, Inputs, Source
 from tokensieve.device import to_device
 from tokensieve.distributed import Processes
@@ -20,6 +19,7 @@ from tokensieve.errors import UserError, short
 from tokensieve.evaluation.jobs import Job
 from tokensieve.evaluation.planned_model import PlannedModel
 from tokensieve.tasks.base import Record, Task
+from tokensieve.terminal import progress
 
 FULL_SHARE = 0.05  # of the plans' time may be spent on timing the full model, after one batch, where it is not among the plans
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -58,7 +58,7 @@ class Stored:
             changed = 0
         try:
             made = datetime.fromisoformat(self.run["time"])
-            seconds = (made if made.tzinfo else made.replace(tzinfo=UTC)).timestamp()
+            seconds = (made if made.tzinfo else made.replace(tzinfo=timezone.utc)).timestamp()
         except (KeyError, TypeError, ValueError, OverflowError):  # an earlier version, or damaged
             seconds = changed / 1e9
         name = RESULT_NAME.fullmatch(self.path.name)
@@ -136,7 +136,7 @@ def time_after(earlier: Stored | None) -> str:
     now = time.time()
     if earlier is not None and now <= earlier.order[0] < LAST_TIME:
         now = earlier.order[0] + 1e-6
-    return datetime.fromtimestamp(now, UTC).isoformat(timespec="microseconds")
+    return datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="microseconds")
 
 
 def read_results(files: Sequence[str]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
@@ -29,7 +29,7 @@ def recorded(folder: str | None, args: argparse.Namespace) -> Iterator[None]:
     check_writable(log, "--run_folder")
     log.parent.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["tokensieve", *sys.argv[1:]])
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     about = {"command": command, "time": started, "versions": provenance.versions(), "arguments": _plain(vars(args))}
     _write_arguments(log.parent, about)
     with open(log, "a", encoding="utf-8", errors="backslashreplace") as file:

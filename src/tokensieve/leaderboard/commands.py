@@ -11,6 +11,7 @@ from tokensieve.errors import UserError, short
 from tokensieve.leaderboard import curves, page
 from tokensieve.leaderboard.markdown import number, scale, title
 from tokensieve.leaderboard.rows import Row, add_files, read_folder
+from tokensieve.measuring import terminal
 
 
 def run(args: argparse.Namespace) -> Any:
@@ -47,6 +48,9 @@ def run(args: argparse.Namespace) -> Any:
 
 def print_board(rows: list[Row]) -> None:
     """The rows of one task and model, the best at twice the speed first."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     times, found = scale(rows[0]), curves.curves(rows)
     at_two = {key: curves.read_off(points, curves.TARGET) for key, points in found.items()}
 
@@ -54,11 +58,25 @@ def print_board(rows: list[Row]) -> None:
         value = at_two[row["method"], row["placement"]]
         return value is None, -(value or 0.0), row["method"], -row["tokens_left"]
 
-    print(f"\n{title(rows)}; full model {number(rows[0]['score_none'], times)}")
-    print(f"  {'plan':44} {'place':8} {'tokens':>11} {'score':>6} {'difference':>13} {'speed-up':>8} {'at 2x':>6}")
+    table = Table(
+        title=f"{title(rows)}; full model {number(rows[0]['score_none'], times)}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0),
+    )
+    table.add_column("plan", overflow="fold", min_width=12)
+    table.add_column("place")
+    for head in ("tokens", "score", "difference", "speed-up", "at 2x"):
+        table.add_column(head, justify="right", no_wrap=True)
     for row in sorted(rows, key=order):
-        gap = f"{number(row['difference'], times)} ± {number(row['difference_stderr'], times)}"
-        tokens = f"{row['tokens_in']:g} > {row['tokens_left']:g}"
-        reached = number(at_two[row["method"], row["placement"]], times)
-        cells = f"{tokens:>11} {number(row['score'], times):>6} {gap:>13} {curves.speedup(row):7.2f}x {reached:>6}"
-        print(f"  {row['plan']:44} {row['placement']:8} {cells}")
+        table.add_row(
+            row["plan"],
+            row["placement"],
+            f"{row['tokens_in']:g} > {row['tokens_left']:g}",
+            number(row["score"], times),
+            f"{number(row['difference'], times)} ± {number(row['difference_stderr'], times)}",
+            f"{curves.speedup(row):.2f}x",
+            number(at_two[row["method"], row["placement"]], times),
+        )
+    terminal.print_table(table)

@@ -139,7 +139,7 @@ def folder_files(folder: str | Path) -> list[Path]:
     """The files of a leaderboard; a UserError if there is no such folder."""
     path = Path(folder)
     if not path.is_dir():
-        raise UserError(f"{short(path, 200)} is no folder of leaderboard files")
+        raise UserError(f"{short(path, 200)} is no folder of leaderboard files; --folder names one")
     return sorted(path.glob("*.json"))
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve import progress
 from tokensieve.data.images import BrokenImage, open_photo
 from tokensieve.data.own.files import list_files
 from tokensieve.data.source import Inputs
@@ -27,6 +26,7 @@ from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan
+from tokensieve.terminal import progress
 
 
 def noise_images(net: nn.Module, batch_size: int) -> Tensor:

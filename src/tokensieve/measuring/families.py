@@ -8,6 +8,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tokensieve.models.registry import families, open_tower, open_vlm
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Budget, Plan, Step, Where
 from tokensieve.registry import resolve
+from tokensieve.terminal import progress
 
 WHERES = ("0", "2", "2.attn", "out")
 LLM = "llm.2"
@@ -67,8 +69,9 @@ def table() -> list[Line]:
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
         torch.manual_seed(0)
-        towers = [try_family(example) for family in families() for example in family.examples]
-        return towers + [try_vlm_family(family.example) for family in VLM_FAMILIES.values()]
+        tries = [partial(try_family, example) for family in families() for example in family.examples]
+        tries += [partial(try_vlm_family, family.example) for family in VLM_FAMILIES.values()]
+        return [one() for one in progress.bar(tries, desc="families", unit="model", leave=False)]
 
 
 def try_family(example: Example) -> Line:

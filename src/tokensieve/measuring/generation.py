@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve import progress
 from tokensieve.cutting.handle import Handle
 from tokensieve.errors import UserError
 from tokensieve.measuring.clock import counts_cpu_time
@@ -51,6 +50,7 @@ from tokensieve.measuring.rounds import Ratio, detached_handle, phase_entries, r
 from tokensieve.models.vlm import Vlm
 from tokensieve.parts.protocol import Weights
 from tokensieve.plan import Plan
+from tokensieve.terminal import progress
 
 PLAN = "anchor@out:50%"
 BATCHES = (1, 16)

@@ -9,18 +9,20 @@ formulas.
 
 Place: on the embeddings that the language model reads (@llm.0), whose text is the question. Where the caller gives tokens in
 another space (image_embeds), they make the rows of the image, and those of the text if only they have its width.
+The rows of the image are never stored: a few columns at a time are made from the log-sum-exp of each row.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
 from tokensieve.methods.greedy_cover import greedy_cover
 from tokensieve.methods.registry import method
 from tokensieve.methods.text_space import text_space
-from tokensieve.scoring import cosine, full_precision
+from tokensieve.scoring import ROWS_AT_ONCE, cosine, full_precision, gather_rows
 
 TEXT_TEMPERATURE, IMAGE_TEMPERATURE = 0.02, 0.2
 
@@ -40,13 +42,17 @@ def mmtok(view: View, keep: int, *, alpha: float = 0.5) -> Reduction:
     tokens = view.tokens.float() if texts.shape[2] == view.tokens.shape[2] else image
     words = (cosine(texts, tokens) / TEXT_TEMPERATURE).softmax(-1)  # (B, M, N)
     words = words * (mask / mask.sum(1, keepdim=True).clamp_min(1))[..., None]
-    patches = (cosine(image, image) / IMAGE_TEMPERATURE).softmax(-1) * (alpha / view.n)  # (B, N, N)
-    rows = torch.cat([words, patches], dim=1)  # (B, M + N, N)
+    unit = F.normalize(image, dim=-1)  # (B, N, E)
+    blocks = unit.split(ROWS_AT_ONCE, dim=1)
+    sums = torch.cat([(block @ unit.transpose(1, 2) / IMAGE_TEMPERATURE).logsumexp(-1) for block in blocks], dim=1)  # (B, N)
 
     def columns(some: Tensor) -> Tensor:
-        return rows.gather(2, some[:, None].expand(-1, rows.shape[1], -1))
+        """The rows of the text and of the image at tokens (B, c): (B, M + N, c)."""
+        logits = unit @ gather_rows(unit, some).transpose(1, 2) / IMAGE_TEMPERATURE  # (B, N, c)
+        patches = (logits - sums[..., None]).exp() * (alpha / view.n)
+        return torch.cat([words.gather(2, some[:, None].expand(-1, words.shape[1], -1)), patches], dim=1)
 
-    index, gains = greedy_cover(columns, torch.ones_like(rows[:, 0]), keep)
+    index, gains = greedy_cover(columns, torch.ones_like(view.tokens[..., 0], dtype=torch.float32), keep)
     return Reduction.keep(index, view.n, scores=gains)
 
 

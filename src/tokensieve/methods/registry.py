@@ -53,6 +53,7 @@ NEEDS = {
     "before": "the tokens before the MLP of a block, so it stands after a block",
     "pixels": "the pixels of the patches, so it stands at @0",
     "inputs": "the input embeddings of the language model, so it stands at @llm.L",
+    "rotary": "the rotary embedding of the language model, so it stands at @llm.L",
 }
 ATTENTIONS = {  # whose attention a method sees at a decoder layer
     "layer": "of the layer to come, computed for the method",
@@ -295,7 +296,8 @@ def method(
         paper: the citation, if the method is published.
         needs: "attention" (the attention of the block before the cut), "question" (the text that came with the image), "text"
             (its embeddings in the space of the image tokens), "values" (of the block's attention), "before" (the tokens before
-            the MLP of the block), "pixels" (of the patches, at @0), "inputs" (the input embeddings of the language model).
+            the MLP of the block), "pixels" (of the patches, at @0), "inputs" (the input embeddings of the language model),
+            "rotary" (the tables of its rotary embedding).
         selects: True if the method returns `Reduction.keep`; plans can then set the option `rest`. False if it merges.
         check: called with all option values; raises `UserError` for values that make no sense.
         budget: called with all option values; the tokens to keep where the plan has no budget, as a number or as in a plan

@@ -1,7 +1,7 @@
 """SparseVLM: words that the image speaks to rate the vision tokens; what is dropped is recycled into a few clusters.
 
 Zhang et al., "SparseVLM: Visual Token Sparsification for Efficient Vision-Language Model Inference", ICML 2025,
-arXiv:2410.04417. Version 1.5, written from the formulas; the released code is Apache-2.0.
+arXiv:2410.04417. Version 1.5, written from the formulas; the released code is Apache-2.0. `sparsevlm2` is version 2.0.
 
     raters, once, on input embeddings: m_t = mean over vision tokens of softmax over words of H_v . H_t; raters have m_t >
         mean(m)
@@ -24,20 +24,24 @@ from torch import Tensor
 
 from tokensieve.core import Inputs, Reduction, View
 from tokensieve.methods.density_peaks import density_peaks
-from tokensieve.methods.registry import Place, method
+from tokensieve.methods.registry import Count, Place, method
 from tokensieve.scoring import full_precision, gather_rows, top
 
 TABLES = {"192": (300, 200, 110), "128": (303, 110, 36), "96": (238, 48, 26), "64": (66, 30, 17)}
 TOKENS = 576  # of an image, for the tables
 
 
-def count(place: Place, options: Mapping[str, Any]) -> int:
+def count_by(tables: Mapping[str, tuple[int, ...]]) -> Count:
     """The number of the table, or that of the plan's budget."""
-    if place.keep < place.n:
-        return place.keep
-    numbers = TABLES[options["tokens"]]
-    wanted = numbers[min(place.number, len(numbers) - 1)] * place.first // TOKENS
-    return max(1, min(wanted, place.n - 1))
+
+    def count(place: Place, options: Mapping[str, Any]) -> int:
+        if place.keep < place.n:
+            return place.keep
+        numbers = tables[options["tokens"]]
+        wanted = numbers[min(place.number, len(numbers) - 1)] * place.first // TOKENS
+        return max(1, min(wanted, place.n - 1))
+
+    return count
 
 
 def recycled(n: int, keep: int) -> tuple[int, int]:
@@ -59,17 +63,15 @@ def places(depth: int, decoder: int) -> str:
     selects=False,
     budget=lambda options: "100%",
     where=places,
-    count=count,
+    count=count_by(TABLES),
     extra=lambda n, keep: recycled(n, keep)[1],
     attention="previous",
 )
 @full_precision
 def sparsevlm(view: View, keep: int, *, tokens: Literal["192", "128", "96", "64"] = "192") -> Reduction:
     """The best rated tokens, and clusters of the best of the others."""
-    assert view.attention is not None and view.inputs is not None
-    text = view.attention.question_rows()
-    raters = (find_raters(view.inputs) & text.mask & text.follows).float()  # (B, T)
-    raters = torch.where(raters.sum(1, keepdim=True) > 0, raters, (text.mask & text.follows).float())
+    assert view.attention is not None
+    raters = find_raters(view)  # (B, T)
     rows = view.attention.text_heads().mean(1)  # (B, T, N)
     scores = (rows * raters[..., None]).sum(1) / raters.sum(1, keepdim=True).clamp_min(1)  # (B, N)
     index = top(scores, keep)
@@ -84,7 +86,16 @@ def sparsevlm(view: View, keep: int, *, tokens: Literal["192", "128", "96", "64"
     return merged
 
 
-def find_raters(inputs: Inputs) -> Tensor:
+def find_raters(view: View) -> Tensor:
+    """1 for the words behind the image that rate the vision tokens, (B, T); for all of them where none is relevant."""
+    assert view.attention is not None and view.inputs is not None
+    text = view.attention.question_rows()
+    can_see = (text.mask & text.follows).float()
+    raters = can_see * relevant_words(view.inputs)
+    return torch.where(raters.sum(1, keepdim=True) > 0, raters, can_see)
+
+
+def relevant_words(inputs: Inputs) -> Tensor:
     """The words that the vision tokens are most like, on input embeddings: (B, T)."""
     mask = inputs.question.mask
     products = inputs.tokens.float() @ inputs.question.tokens.float().transpose(1, 2)  # (B, N, T)

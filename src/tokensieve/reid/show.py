@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tokensieve import progress
 from tokensieve.cutting.handle import Handle
 from tokensieve.data.images import BrokenImage, decode
 from tokensieve.device import find_device
@@ -32,6 +31,7 @@ from tokensieve.reid.model import ReidModel, check_cameras
 from tokensieve.reid.own import holds_objects, is_own
 from tokensieve.reid.scan import Shot, eight_bits
 from tokensieve.reid.task import parse_modalities
+from tokensieve.terminal import progress
 
 T = TypeVar("T")
 DEFAULT_TYPE = "open_clip"  # the default of --model_type

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokensieve import config, files, progress
+from tokensieve import config, files
 from tokensieve.config import search_space, yaml_tree
 from tokensieve.config.schema import Training
 from tokensieve.config.search import Manager
@@ -47,6 +47,7 @@ from tokensieve.search.study import (
     without_warnings,
 )
 from tokensieve.search.trial import CANNOT_WRITE
+from tokensieve.terminal import progress
 from tokensieve.training.launch import cuda_devices, torchrun
 from tokensieve.training.tracking import PROJECT, PROJECT_GROUP, import_wandb
 
@@ -165,7 +166,8 @@ class Searching:
 
     def run(self) -> None:
         """Run all trials that are left. Whatever ends it, no worker stays behind."""
-        with progress.bar(total=self.search.n_trials, quiet=self.quiet, unit="trial") as self.bar:
+        before = sum(trial.state.is_finished() for trial in distinct_trials(self.study))  # no part of the rate
+        with progress.bar(total=self.search.n_trials, initial=before, quiet=self.quiet, unit="trial") as self.bar:
             try:
                 self.restart_lost_trials()
                 while self.advance():

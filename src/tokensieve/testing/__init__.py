@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core import Inputs, Question, Reduction, View
+from tokensieve.core import Inputs, Question, Reduction, Rotary, View
 from tokensieve.errors import UserError
 from tokensieve.methods.registry import Method, describe, get_method
 from tokensieve.plan import Budget, make_step
@@ -150,9 +150,17 @@ def _made_up(
         text=draw(batch, 2, 16),
         image_embeds=draw(batch, n, 16),
         inputs=Inputs(draw(batch, n, width), Question(draw(batch, 5, width), mask)),
+        rotary=Rotary(rotary_tables(batch, 0, n, width // heads), rotary_tables(batch, n, n + 5, width // heads)),
         final_norm=lambda x: F.rms_norm(x, x.shape[-1:]),
     )
     return replace(made, **more)
+
+
+def rotary_tables(batch: int, start: int, stop: int, width: int, base: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """The rotary tables (cos, sin) of positions from start to stop, (B, L, d) each, with pairs half a head apart."""
+    speeds = base ** (-torch.arange(0, width, 2) / width)  # (d / 2,)
+    angles = torch.arange(start, stop)[:, None] * speeds.repeat(2)  # (L, d)
+    return angles.cos().expand(batch, -1, -1), angles.sin().expand(batch, -1, -1)
 
 
 def check_method(method: str | Method | Callable[..., Reduction]) -> None:
@@ -226,6 +234,8 @@ def _rows_of(value: Any, index: Tensor) -> Any:
         return value[index]
     if isinstance(value, Mapping):
         return {name: _rows_of(each, index) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_rows_of(each, index) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{each.name: _rows_of(getattr(value, each.name), index) for each in fields(value)})
     return value

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokensieve import files, progress, provenance
+from tokensieve import files, provenance
 from tokensieve.errors import WriteError
 from tokensieve.installation.packages import naming_extras
+from tokensieve.terminal import progress
 from tokensieve.training.tracking import Tracker
 
 FOLDER = "logs"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokensieve import files, progress, provenance
+from tokensieve import files, provenance
 from tokensieve.device import find_device
 from tokensieve.errors import UserError
 from tokensieve.models import loading
@@ -19,6 +19,7 @@ from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
 from tokensieve.plan import Plan
 from tokensieve.registry import resolve
 from tokensieve.search.study import import_optuna, translate_storage_errors
+from tokensieve.terminal import progress
 from tokensieve.tuning import results
 from tokensieve.tuning.costs import Costs
 from tokensieve.tuning.evaluator import Evaluator

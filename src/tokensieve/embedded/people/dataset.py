@@ -19,10 +19,10 @@ from typing import Any
 
 from PIL import Image
 
-from tokensieve import progress
 from tokensieve.embedded.people.attributes import VERSION
 from tokensieve.embedded.people.camera import draw
 from tokensieve.errors import UserError, did_you_mean
+from tokensieve.terminal import progress
 
 CAMERAS = 4
 MODALITIES = ("RGB", "NI", "TI")

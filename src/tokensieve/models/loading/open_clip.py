@@ -142,7 +142,8 @@ def _check_hub(model: str, pretrained: str, cache_dir: str | None) -> None:
     elif pretrained and not os.path.isfile(pretrained) and not _cached(model, pretrained, cache_dir):
         raise UserError(
             f"the weights {pretrained!r} for {model} are {away}. "
-            f"Connect once, or give a file: --pretrained /path/to/weights.safetensors"
+            f"Connect once, give a file: --pretrained /path/to/weights.safetensors, or take what ships with tokensieve: "
+            f"--model {embedded.MODEL}"
         )
 
 

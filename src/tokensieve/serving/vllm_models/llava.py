@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,14 +9,12 @@ import torch
 from torch import Tensor
 from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.model_executor.models import llava
-from vllm.model_executor.models.utils import WeightsMapper
 
 from tokensieve.scoring import Attention
 from tokensieve.serving.served_plan import CLIP, grid_of
 from tokensieve.serving.vllm_models.model import CutModel, under_plan
+from tokensieve.serving.vllm_models.names import with_bare_tower
 from tokensieve.serving.vllm_models.processor import PlanInfo, PlanProcessor, read_hash
-
-BARE_TOWER = re.compile(r"^(model\.)?vision_tower\.(?!vision_model\.)")  # names of a tower saved by transformers 5
 
 
 class LlavaInfo(PlanInfo, llava.LlavaProcessingInfo):
@@ -36,9 +33,7 @@ class CutLlava(CutModel, llava.LlavaForConditionalGeneration):
     """LLaVA-1.5 under a plan."""
 
     stock = llava.LlavaForConditionalGeneration
-    hf_to_vllm_mapper = llava.LlavaForConditionalGeneration.hf_to_vllm_mapper | WeightsMapper(
-        orig_to_new_regex={BARE_TOWER: "vision_tower.vision_model."}
-    )
+    hf_to_vllm_mapper = with_bare_tower(llava.LlavaForConditionalGeneration.hf_to_vllm_mapper)
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

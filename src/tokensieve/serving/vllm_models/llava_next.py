@@ -9,6 +9,7 @@ from typing import Any
 from vllm.model_executor.models import llava_next, llava_onevision
 
 from tokensieve.serving.vllm_models.model import CutModel, Grid, under_plan
+from tokensieve.serving.vllm_models.names import with_bare_tower
 from tokensieve.serving.vllm_models.processor import PlanInfo, PlanProcessor
 
 
@@ -41,6 +42,7 @@ class CutLlavaNext(TiledModel, llava_next.LlavaNextForConditionalGeneration):
     """LLaVA-NeXT under a plan."""
 
     stock = llava_next.LlavaNextForConditionalGeneration
+    hf_to_vllm_mapper = with_bare_tower(stock.hf_to_vllm_mapper)
 
 
 class LlavaOnevisionInfo(PlanInfo, llava_onevision.LlavaOnevisionProcessingInfo):
@@ -56,3 +58,4 @@ class CutLlavaOnevision(TiledModel, llava_onevision.LlavaOnevisionForConditional
     """LLaVA-OneVision under a plan."""
 
     stock = llava_onevision.LlavaOnevisionForConditionalGeneration
+    hf_to_vllm_mapper = with_bare_tower(stock.hf_to_vllm_mapper)

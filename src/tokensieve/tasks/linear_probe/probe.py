@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve import progress
 from tokensieve.errors import UserError
 from tokensieve.tasks.statistics import accuracies
+from tokensieve.terminal import progress
 
 WEIGHT_DECAYS = np.logspace(-6, 2, num=97).tolist()  # what the search may choose
 COARSE, FINE = 16, (8, 4, 2, 1)  # its steps: first every 16th of them, then to both sides of the best, ever nearer

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokensieve import progress
 from tokensieve.data.source import Source
 from tokensieve.errors import UserError
 from tokensieve.files import check_writable, output_path
@@ -23,6 +22,7 @@ from tokensieve.tasks.base import Encode, Prediction, Record, SampleScores, Task
 from tokensieve.tasks.labels import label_predictions, top_shares
 from tokensieve.tasks.statistics import accuracies, bootstrap_stderr, mean_average_precision
 from tokensieve.tasks.zeroshot_classification.classifier import load_classifiers, save_classifier, zero_shot_classifier
+from tokensieve.terminal import progress
 
 NAME = "zeroshot_classification"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tokensieve.cli import streams
+from tokensieve.terminal import streams
 
 METHODS = [sys.executable, "-m", "tokensieve", "methods"]
 

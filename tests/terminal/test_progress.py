@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from tokensieve import progress
 from tokensieve.cli import main
 from tokensieve.cli.registry import COMMANDS, Command
+from tokensieve.terminal import progress
 
 
 def count() -> None:

@@ -1,0 +1,1 @@
+"""What a command is connected to: standard streams, and progress bars on a terminal."""
