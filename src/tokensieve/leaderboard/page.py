@@ -80,7 +80,8 @@ def _table(rows: Sequence[Row]) -> str:
         ]
         drawn = "".join(f"<td data-value='{escape(str(value), quote=True)}'>{text}</td>" for value, text in cells)
         lines.append(f"<tr>{drawn}</tr>")
-    return f"<div class='wide'><table class='sortable dense'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    table = f"<table class='sortable dense'><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f"<div class='wide'>{table}</div>"
 
 
 def _plot(rows: Sequence[Row]) -> str:

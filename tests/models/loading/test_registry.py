@@ -13,7 +13,7 @@ from tokensieve import embedded
 from tokensieve.errors import UserError
 from tokensieve.models import loading
 from tokensieve.models.loading.loaded import Loaded, no_text
-from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
+from tokensieve.models.loading.registry import MODEL_TYPES, ModelType, type_of_name
 from tokensieve.registry import resolve
 
 
@@ -87,3 +87,19 @@ def test_importing_the_declarations_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        (None, None, "open_clip"),
+        (None, "timm", "timm"),
+        ("ViT-B-16", None, "open_clip"),
+        ("sieve-llava-8", None, "vlm"),
+        ("sieve-llava-8", "open_clip", "vlm"),  # the default of a flag is not told from what was typed
+        ("sieve-reid-6", None, "reid"),
+        ("sieve-llava-8", "hf", "hf"),
+    ],
+)
+def test_a_name_may_decide_the_type(name: str | None, given: str | None, expected: str) -> None:
+    assert type_of_name(name, given) == expected
