@@ -239,7 +239,7 @@ def test_settings_that_mean_nothing_are_refused(method, settings):
 
 def test_the_parts_that_ship_have_a_checksum_of_all_they_hold():
     shipped = sorted(SHIPPED.glob("*.safetensors"))
-    assert [path.stem for path in shipped] == ["cross", "learned", "merger"]
+    assert [path.stem for path in shipped] == ["cross", "learned", "merger", "patchmerger"]
     assert all(part_files.read_part(path).about["format"] == part_files.FORMAT for path in shipped)
 
 
