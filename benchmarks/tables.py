@@ -672,6 +672,19 @@ def zoo() -> str:
     return table(head, cells)
 
 
+def trained_zoo() -> str:
+    """Trained parts beside untrained ones and controls, and what each loses against the full model."""
+    ordered = sorted(read("trained_zoo_val.json")[0]["rows"], key=lambda row: -row["acc1"])
+    rows = []
+    for row in ordered:
+        part = {"none": "full model"}.get(row["plan"], "trained" if row["trained"] else "")
+        if not row["trained"] and any(other["trained"] and other["plan"] == row["plan"] for other in ordered):
+            part = "as training starts"
+        loss = "" if row["plan"] == "none" else f"{100 * row['lost']:.1f} ± {100 * row['lost_stderr']:.1f}"
+        rows.append([f"`{row['plan']}`", part, f"{100 * row['acc1']:.1f}", loss])
+    return table(["plan", "its part", "top-1, %", "lost, points"], rows)
+
+
 def compiled() -> str:
     """Does torch.compile pay for a tower with a plan."""
     (found,) = read("compile_time.json")
@@ -767,6 +780,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "throughput": throughput,
     "attack": attack,
     "zoo": zoo,
+    "trained_zoo": trained_zoo,
     "leaderboard": leaderboard,
     "leaderboard_skipped": leaderboard_skipped,
     "serving": serving,
@@ -785,6 +799,7 @@ CHINESE = {  # what the tables of the Chinese pages say, by what those of the En
     "speed-up": "加速比",
 }
 IN_DOCS = ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard", "export", "serving")
+IN_DOCS += ("learned-selector",)
 IN_DOCS += ("tasks/clip", "tasks/vlm", "tasks/reid")
 PAGES = ("README.md", "README.zh-CN.md", *(f"docs/{name}.md" for name in IN_DOCS))
 

@@ -60,7 +60,7 @@ def most_likely_set(features: Tensor, keep: int) -> Tensor:
     for number in range(keep):
         at = left.argmax(1)  # (B,)
         chosen.append(at)
-        kernel = (features @ features[image, at][..., None])[..., 0]  # (B, N)
+        kernel = (features[image, at][:, None] @ features.transpose(1, 2))[:, 0]  # (B, N); the other way round is slower
         explained = (rows[image, :number, at][:, None] @ rows[:, :number])[:, 0] if number else torch.zeros_like(kernel)
         rest = left[image, at][:, None]
         new = (kernel - explained) / rest.clamp_min(torch.finfo(torch.float32).tiny).sqrt()

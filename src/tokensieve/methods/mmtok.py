@@ -48,7 +48,7 @@ def mmtok(view: View, keep: int, *, alpha: float = 0.5) -> Reduction:
 
     def columns(some: Tensor) -> Tensor:
         """The rows of the text and of the image at tokens (B, c): (B, M + N, c)."""
-        logits = unit @ gather_rows(unit, some).transpose(1, 2) / IMAGE_TEMPERATURE  # (B, N, c)
+        logits = (gather_rows(unit, some) @ unit.transpose(1, 2)).transpose(1, 2) / IMAGE_TEMPERATURE  # (B, N, c)
         patches = (logits - sums[..., None]).exp() * (alpha / view.n)
         return torch.cat([words.gather(2, some[:, None].expand(-1, words.shape[1], -1)), patches], dim=1)
 

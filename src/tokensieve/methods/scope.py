@@ -37,7 +37,7 @@ def scope(view: View, keep: int, *, alpha: float = 1.0) -> Reduction:
     unit = F.normalize(view.tokens.float(), dim=-1)  # (B, N, D)
 
     def columns(some: Tensor) -> Tensor:
-        return unit @ gather_rows(unit, some).transpose(1, 2)
+        return (gather_rows(unit, some) @ unit.transpose(1, 2)).transpose(1, 2)  # of one token faster than unit @ token
 
     index, _ = greedy_cover(columns, attention**alpha, keep)
     return Reduction.keep(index, view.n, scores=attention)
