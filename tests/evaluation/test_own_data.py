@@ -13,6 +13,8 @@ from tests.support.own_data import class_folders, table
 from tests.support.pictures import CLASSES, picture
 from tokensieve.cli import main
 from tokensieve.embedded.datasets import EmbeddedQuestions, EmbeddedScenes
+from tokensieve.errors import UserError
+from tokensieve.evaluation.results import read_results
 
 Eval = Callable[..., SimpleNamespace]
 
@@ -57,6 +59,15 @@ def test_skip_existing_never_takes_the_numbers_of_other_data(evaluate: Eval, tmp
     picture(0, 50).save(tmp_path / "a" / "red" / "new.png")
     assert len(evaluate(*flags, "folder:a").results) == 1
     assert len(evaluate(*flags, "folder:a", "--classnames", "rose", "leaf", "sky").results) == 1
+
+
+def test_images_in_splits(evaluate: Eval, tmp_path: Path) -> None:
+    class_folders(tmp_path / "a" / "test", 1)
+    class_folders(tmp_path / "a" / "train", 2)
+    done = evaluate("--dataset", "images:a", "--plan", "none")
+    assert "images:a: only the split test is read" in done.err
+    (result,) = done.results.values()
+    assert result["run"]["n_samples"] == 3
 
 
 def test_images_alone(evaluate: Eval, tmp_path: Path) -> None:
@@ -174,7 +185,10 @@ def test_the_ranking_of_single_images(evaluate: Eval, tmp_path: Path) -> None:
     class_folders(tmp_path / "a", 2)
     (tmp_path / "a" / "red" / "broken.png").write_bytes(b"no image")
     flags = ("--images", "a", "--classnames", "red", "green", "--plan", "none", "--compare", "grid@2:6", "--output", "r.json")
-    done = evaluate(*flags)
+    assert "1 of 7 images" in evaluate(*flags, expect=2).err
+    done = evaluate(*flags, "--max_broken", 0.2, "--recall_k", 3, "--k_anchors", 4, "--split", "train")
+    for flag in ("recall_k", "k_anchors", "split", "num_workers"):
+        assert f"--{flag}" in done.err
     stored = done.results["r.json"]
     assert len(stored["images"]) == 6 and list(stored["unreadable"]) == ["a/red/broken.png"]
     assert "cannot read a/red/broken.png" in done.err and "6 images, 1 cannot be read" in done.out
@@ -184,6 +198,21 @@ def test_the_ranking_of_single_images(evaluate: Eval, tmp_path: Path) -> None:
             shares = [item["probability"] for item in ranking]
             assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1, abs=1e-5)
     assert stored["plans"]["grid@2:6"]["tokens_out"] == 6 and stored["plans"]["grid@2:6"]["applied"]
+
+
+def test_rankings_as_json_and_in_a_run_folder(evaluate: Eval, tmp_path: Path) -> None:
+    class_folders(tmp_path / "a", 1)
+    flags = ("--images", "a", "--classnames", "red", "green", "--run_folder", "runs")
+    (first,) = json.loads(evaluate(*flags, "--json").out)
+    old = (tmp_path / "runs" / "rankings.json").read_text()
+    assert len(first["images"]) == 3 and json.loads(old)["images"] == first["images"]
+    (second,) = json.loads(evaluate(*flags, "--json").out)
+    assert second["file"] != first["file"] and (tmp_path / "runs" / "rankings.json").read_text() == old
+    (alone,) = json.loads(evaluate(*flags[:-2], "--json").out)
+    assert alone["images"] == first["images"] and "file" not in alone
+    assert "eval --images a --classnames red green" in (tmp_path / "runs" / "arguments.yaml").read_text()
+    with pytest.raises(UserError, match="no result in runs"):
+        read_results(["runs"])
 
 
 def test_the_embedded_model_recognises_its_shapes(evaluate: Eval, tmp_path: Path) -> None:

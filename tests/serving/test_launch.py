@@ -45,6 +45,7 @@ def overrides(server: launch.Server) -> dict[str, Any]:
             ["--port=1", "-O3"],
         ),
         (["--help"], ["--help"], []),
+        (["--json", "-O3", "--quiet", "--debug"], ["--json", "--quiet", "--debug"], ["-O3"]),
         (["--plan"], ["--plan"], []),
     ],
 )

@@ -58,6 +58,23 @@ def test_files_and_folders_count_once(photos: Path) -> None:
     assert len(list_files([str(photos), str(photos / "01.png")])) == 14
 
 
+def test_test_splits_choose_nothing(photos: Path, tmp_path: Path) -> None:
+    for split in ("test", "train"):
+        shutil.copytree(photos, tmp_path / "data" / split)
+    rows = [f"{split},{file}" for split in ("test", "train", "dev") for file in list_files([str(photos)])]
+    (tmp_path / "t.csv").write_text("\n".join(["split,image", *rows]))
+    (tmp_path / "only.csv").write_text("\n".join(["split,image", *(row for row in rows if row.startswith("test"))]))
+    for name in (f"folder:{tmp_path / 'data'}", str(tmp_path / "data"), f"csv:{tmp_path / 't.csv'}"):
+        found = find_images(Request("m", [name]))
+        assert found.available == 14 and found.remark.endswith(": the split train")
+    assert all("/train/" in file for file in find_images(Request("m", [f"images:{tmp_path / 'data'}"])).items)
+    assert find_images(Request("m", [f"csv:{tmp_path / 'only.csv'}"])).remark.endswith(": the split test")
+    shutil.copytree(photos, tmp_path / "data" / "val")
+    assert find_images(Request("m", [f"folder:{tmp_path / 'data'}"])).remark.endswith(": the split val")
+    assert find_images(Request("m", [str(photos)])).remark == ""
+    assert len(list_files([str(tmp_path / "data")])) == 3 * 14
+
+
 def test_questions(tmp_path: Path) -> None:
     file = tmp_path / "q.txt"
     file.write_text("What is it?\n\n  Which colour? \n", encoding="utf-8")

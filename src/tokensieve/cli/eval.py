@@ -16,10 +16,9 @@ def add_eval_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_eval(args: argparse.Namespace) -> Result:
-    from tokensieve import files
     from tokensieve.evaluation import run
 
-    return Result([{"file": str(path), **files.read_json(path)} for path in run.run(args) if not files.is_stream(path)])
+    return Result(run.run(args))
 
 
 COMMANDS.add(
@@ -27,7 +26,8 @@ COMMANDS.add(
         "eval",
         "evaluate models with and without token reduction",
         "Evaluate models on data sets under one or several plans. Without arguments: the model that ships with the "
-        f"package on its own test set, full and with the plans anchor, random and grid. {DEFAULTS_RULE}",
+        "package on its own test set under eight plans: all tokens, cover, anchor, random, grid, a smaller image. "
+        f"{DEFAULTS_RULE}",
         add_eval_flags,
         run_eval,
         usage="tokensieve eval [--dataset NAME ...] [--model NAME ...] [--plan PLAN] ...",

@@ -177,11 +177,16 @@ def check_weights(args: argparse.Namespace, plans: Sequence[Plan]) -> None:
         raise UserError(f"--weights {args.weights[0]}: no method of the plan is a trained one ({trained}).")
 
 
-def warn_unused_flags(args: argparse.Namespace, tasks: set[str], warn: WarnOnce) -> None:
-    """Name the flags that differ from their defaults and that none of these tasks uses."""
+def warn_unused_task_flags(args: argparse.Namespace, tasks: set[str], warn: WarnOnce) -> None:
+    """Name the flags of other tasks than these that differ from their defaults."""
     for flag, users in task_flags().values():
         if not tasks.intersection(task.name for task in users) and getattr(args, flag.dest) != flag.default:
             warn(f"--{flag.name} has no effect on {', '.join(sorted(tasks))}")
+
+
+def warn_unused_flags(args: argparse.Namespace, tasks: set[str], warn: WarnOnce) -> None:
+    """Name the flags that differ from their defaults and that none of these tasks uses."""
+    warn_unused_task_flags(args, tasks, warn)
     contents = {TASKS[task].contents for task in tasks}
     for name, read_by in (("images", {"questions"}), ("classnames", {"labels", "images"})):
         if getattr(args, name) and not contents & read_by:

@@ -18,14 +18,24 @@ from tokensieve.data.images import BrokenImage, open_photo
 from tokensieve.data.own.classes import DEFAULT_TEMPLATES, name_classes
 from tokensieve.data.own.files import list_files
 from tokensieve.data.registry import CLASSIFY
+from tokensieve.data.source import Broken
 from tokensieve.device import find_device
 from tokensieve.errors import UserError, short
 from tokensieve.evaluation import results
-from tokensieve.evaluation.arguments import has_plan_flags, requested_plans
-from tokensieve.evaluation.flags import AUTO, BENCHMARK_MODEL, DEFAULT_MODEL_TYPE
+from tokensieve.evaluation.arguments import (
+    check_weights,
+    has_plan_flags,
+    requested_plans,
+    warn_missing_switches,
+    warn_unused_task_flags,
+)
+from tokensieve.evaluation.flags import AUTO, BENCHMARK_MODEL, DEFAULT_MODEL_TYPE, eval_flags
 from tokensieve.evaluation.jobs import template_fields
+from tokensieve.evaluation.notices import WarnOnce
+from tokensieve.evaluation.passes import check_broken_share
+from tokensieve.evaluation.plan_check import check_plans
 from tokensieve.evaluation.planned_model import PlannedModel
-from tokensieve.files import check_writable, json_bytes, replace_file
+from tokensieve.files import check_writable, is_stream, json_bytes, write_bytes
 from tokensieve.models import loading
 from tokensieve.models.loading.registry import MODEL_TYPES
 from tokensieve.plan import Plan
@@ -44,22 +54,27 @@ def is_requested(args: argparse.Namespace) -> bool:
     return bool(args.images) and not args.dataset and is_ranking and args.questions is None
 
 
-def run(args: argparse.Namespace) -> list[Path]:
-    """Print the ranking of every image under every plan; the file of --output, if there is one."""
+# what eval takes and this has no use for
+UNUSED = ("split", "language", "dataset_root", "num_workers", "dump_classnames", "dump_templates", "wds_cache_dir")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Print the ranking of every image under every plan; what --output stores of it, with the file if there is one."""
     classes = _classes(args)
     for flag in ("save_predictions", "skip_existing", "skip_load", "custom_classname_file", "custom_template_file"):
         if getattr(args, flag):
             raise UserError(f"--{flag} does not go with --images and --classnames; --output FILE stores the rankings.")
     if args.token_fusion != "cls":
         raise UserError(f"--token_fusion {args.token_fusion} needs a --dataset; leave it out.")
-    if getattr(args, "as_json", False) and args.output is None:
-        raise UserError("--json with --images prints the file of --output: give --output FILE as well.")
     plans = [Plan.parse(text) for text in dict.fromkeys(requested_plans(args) if has_plan_flags(args) else PLANS)]
+    check_weights(args, plans)
     model, pretrained = _model(args)
+    check_plans(model, args.model_type, plans, args.strict)
     files = list_files(args.images)[: args.limit]
     if not files:
         raise UserError(f"--images {short(' '.join(args.images), 200)}: there is no image in it; {USAGE}.")
     output = _output(args, model, pretrained)
+    _warn_of_flags(args)
     device = find_device(args.device)
     loaded = loading.load(model, pretrained, model_type=args.model_type, cache_dir=args.model_cache_dir, device=device)
     for note in loaded.notes:
@@ -86,10 +101,8 @@ def run(args: argparse.Namespace) -> list[Path]:
         rankings += found
         if not args.quiet:
             _print(found)
-    for name, reason in unreadable.items():
-        print(f"tokensieve: cannot read {short(name, 200)}: {short(reason, 300)}", file=sys.stderr)
-    if not rankings:
-        raise UserError(f"none of the {len(files)} images can be read.")
+    broken = [Broken(name, reason) for name, reason in unreadable.items()]
+    check_broken_share(broken, len(rankings), len(files), args.max_broken, "--images")
     notes = {str(one.plan): _about(one) for one in planned}
     for plan, about in notes.items():
         for note in about["notes"]:
@@ -97,14 +110,29 @@ def run(args: argparse.Namespace) -> list[Path]:
     if not args.quiet:
         lost = f", {len(unreadable)} cannot be read" if unreadable else ""
         print(f"{len(rankings)} images{lost}; {model} ({pretrained or 'random weights'}), {device}")
-    if output is None:
-        return []
     about_run = {"versions": provenance.versions(), "seed": args.seed, "device": str(device), "weights": loaded.fingerprint}
     told = {"model": model, "pretrained": pretrained, "classnames": classes, "templates": list(DEFAULT_TEMPLATES)}
-    replace_file(output, json_bytes({**told, "plans": notes, "images": rankings, "unreadable": unreadable, "run": about_run}))
+    document = {**told, "plans": notes, "images": rankings, "unreadable": unreadable, "run": about_run}
+    if output is None:
+        return document
+    content = json_bytes(document)
+    if is_stream(output):
+        write_bytes(output, content)
+        return document
+    written = results.create_new(output, provenance.digest([told, list(notes), about_run, list(map(str, files))]), content)
     if not args.quiet:
-        print(f"rankings: {output}")
-    return [output]
+        print(f"rankings: {written}")
+    return {"file": str(written), **document}
+
+
+def _warn_of_flags(args: argparse.Namespace) -> None:
+    """Name the flags that are given and have no effect."""
+    warn = WarnOnce()
+    warn_missing_switches(args, warn)
+    warn_unused_task_flags(args, {CLASSIFY}, warn)
+    for flag in (flag for flags in eval_flags().values() for flag in flags if flag.name in UNUSED):
+        if getattr(args, flag.dest) != flag.default:
+            warn(f"--{flag.name} has no effect without --dataset")
 
 
 def _classes(args: argparse.Namespace) -> list[str]:
@@ -138,7 +166,7 @@ def _model(args: argparse.Namespace) -> tuple[str, str]:
 def _output(args: argparse.Namespace, model: str, pretrained: str) -> Path | None:
     if args.output is None and args.run_folder is None:
         return None
-    template = args.output or str(Path(args.run_folder) / "rankings.json")
+    template = args.output or str(Path(args.run_folder) / results.RANKINGS)
     fields = template_fields(model, pretrained, "images", args.language[0], "ranking")
     path = results.result_path(template, plan="all", several_plans=False, **fields)
     check_writable(path)

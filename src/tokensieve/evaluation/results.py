@@ -24,6 +24,7 @@ from tokensieve.files import create_file, is_stream, json_bytes, json_lines, out
 from tokensieve.provenance import to_json_value
 
 DEFAULT_OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}.json"
+RANKINGS = "rankings.json"  # what `eval --images` writes into a run folder; no result
 LAYER = ("layer", "tokens_in", "tokens_out")  # the keys of each cut in a result
 MAX_NUMBER = 1e100  # a number beyond it was not measured
 KEY = 8  # letters of a run's key in a file name
@@ -85,12 +86,17 @@ def write_result(path: Path, result: Mapping[str, Any], predictions: Sequence[Ma
     if is_stream(path):
         write_bytes(path, content)
         return path
-    names = _names(path, result["run"]["key"])
-    written = next(name for name in names if not _is_taken(name) and create_file(name, content))
+    written = create_new(path, result["run"]["key"], content)
     if predictions is not None and not create_file(predictions_path(written), json_lines(predictions)):
         raise UserError(
             f"{short(predictions_path(written), 200)} was made by another program; the predictions are not written."
         )
+    return written
+
+
+def create_new(path: Path, key: str, content: bytes) -> Path:
+    """Writes a new file under the first free name of a run with this key; the file."""
+    written = next(name for name in _names(path, key) if not _is_taken(name) and create_file(name, content))
     if written != path:
         print(f"tokensieve: {short(path, 200)} is taken; this result is in {short(written, 200)}", file=sys.stderr)
     return written
@@ -170,7 +176,7 @@ def _list_folder(folder: Path) -> list[str]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    return [folder / name for name in _list_folder(folder) if RESULT_NAME.fullmatch(name)]
+    return [folder / name for name in _list_folder(folder) if RESULT_NAME.fullmatch(name) and plain_name(name) != RANKINGS]
 
 
 def _say_what_is_not_read(named: Sequence[Path], read: set[str]) -> None:

@@ -37,7 +37,7 @@ from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.evaluation.plan_check import check_plans
 from tokensieve.evaluation.run_folder import recorded
 from tokensieve.evaluation.run_job import run_job
-from tokensieve.files import check_writable
+from tokensieve.files import check_writable, is_stream, read_json
 from tokensieve.models import loading
 from tokensieve.models.loading import open_clip as load_open_clip
 from tokensieve.models.loading.loaded import Loaded
@@ -48,15 +48,17 @@ from tokensieve.tasks.registry import TASKS
 DEFAULT_FOLDER = "results"
 
 
-def run(args: argparse.Namespace) -> list[Path]:
-    """Run all jobs that the arguments describe; the result files (in process 0)."""
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run all jobs that the arguments describe; what is stored in each result file (in process 0), with its name."""
     if args.run_folder is not None and args.output is not None:
         raise UserError("--run_folder and --output both say where results go; give one of them.")
     with (
         join_processes(args.distributed, args.timeout) as processes,
         recorded(args.run_folder if processes.is_main else None, args),
     ):
-        return ranking.run(args) if ranking.is_requested(args) else _run(args, processes)
+        if ranking.is_requested(args):
+            return [processes.run_on_main(lambda: ranking.run(args))]
+        return [{"file": str(path), **read_json(path)} for path in _run(args, processes) if not is_stream(path)]
 
 
 def _run(args: argparse.Namespace, processes: Processes) -> list[Path]:

@@ -28,7 +28,7 @@ def recorded(folder: str | None, args: argparse.Namespace) -> Iterator[None]:
     log = Path(folder) / LOG
     check_writable(log, "--run_folder")
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["tokensieve", *sys.argv[1:]])
+    command = shlex.join(["tokensieve", *args.words])
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     about = {"command": command, "time": started, "versions": provenance.versions(), "arguments": _plain(vars(args))}
     _write_arguments(log.parent, about)
@@ -37,13 +37,14 @@ def recorded(folder: str | None, args: argparse.Namespace) -> Iterator[None]:
         with redirect_stdout(_Tee(sys.stdout, file)), redirect_stderr(_Tee(sys.stderr, file)):
             try:
                 yield
-            except Exception as error:
-                file.write(f"tokensieve: error: {error}\n")  # it is printed outside
+            except BaseException as error:
+                said = f"error: {error}" if isinstance(error, Exception) else "interrupted"  # by SIGINT or SIGTERM
+                file.write(f"tokensieve: {said}\n")  # it is printed outside
                 raise
 
 
 def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in provenance.to_json_value(arguments).items() if name != "command"}
+    return {name: value for name, value in provenance.to_json_value(arguments).items() if name not in ("command", "words")}
 
 
 def _write_arguments(folder: Path, about: dict[str, Any]) -> None:

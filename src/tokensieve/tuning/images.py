@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from tokensieve.data.images import BrokenImage, open_photo
-from tokensieve.data.own.files import list_files
+from tokensieve.data.own.files import list_files_of_choice
 from tokensieve.errors import UserError, short
 from tokensieve.files import read_lines
 from tokensieve.provenance import digest, file_stat
@@ -39,6 +39,7 @@ class ImageSet:
     items: Sequence[Any]  # what a Subject reads: files, or indices of drawn samples
     available: int  # how many there were to choose from
     unreadable: dict[str, str] = field(default_factory=dict)  # file: reason
+    remark: str = ""  # which splits were read, of data that have some
 
     def __len__(self) -> int:
         return len(self.items)
@@ -47,7 +48,16 @@ class ImageSet:
 def find_images(request: Request) -> ImageSet:
     """The readable images among the files, folders and data sets of a request; a UserError if they are too few."""
     assert request.images is not None
-    return select_readable(list(map(str, list_files(request.images))), request, open_photo)
+    return select_from(request.images, request, open_photo)
+
+
+def select_from(names: Sequence[str], request: Request, read: Callable[[str], Any]) -> ImageSet:
+    """`select_readable` for the files that these names mean; of data with splits those of one split."""
+    named = list_files_of_choice(names)
+    files = dict.fromkeys(str(file) for one in named for file in one.files)
+    splits = [f"{short(one.text, 200)}: the split {short(one.split)}" for one in named if one.split is not None]
+    remark = f"the plan was chosen on {'; '.join(splits)}" if splits else ""
+    return replace(select_readable(list(files), request, read), remark=remark)
 
 
 def select_readable(files: Sequence[str], request: Request, read: Callable[[str], Any]) -> ImageSet:

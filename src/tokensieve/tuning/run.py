@@ -210,6 +210,8 @@ def _found(
     no_resize_reason: str,
 ) -> results.Found:
     notes = [*subject.loaded.notes]
+    if subject.images.remark:
+        notes.append(subject.images.remark)
     if subject.images.unreadable:
         notes.append(describe_unreadable(subject.images.unreadable))
     if no_resize_reason:

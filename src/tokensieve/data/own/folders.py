@@ -97,10 +97,9 @@ def folders_in(folder: Path) -> list[str]:
 
 def split_folder(folder: Path, split: str) -> Path:
     """The folder of a split; one without folders of splits is the split "test"."""
-    inside = folders_in(folder)
-    by_split = {name: _split_of(name) for name in inside}
-    if inside and all(by_split.values()):
-        found = next((name for name, of in by_split.items() if split in (name, of)), None)
+    inside = splits_in(folder)
+    if inside:
+        found = next((name for name in inside if split in (name, split_of(name))), None)
         if found is None:
             raise UserError(f"{short(folder, 200)} has no split {short(split)!r}: there are {', '.join(inside)} (--split).")
         return folder / found
@@ -112,5 +111,12 @@ def split_folder(folder: Path, split: str) -> Path:
     return folder
 
 
-def _split_of(name: str) -> str | None:
+def splits_in(folder: Path) -> list[str]:
+    """The folders of splits; none if there are other folders in it."""
+    inside = folders_in(folder)
+    return inside if all(map(split_of, inside)) else []
+
+
+def split_of(name: str) -> str | None:
+    """The split that a folder or a row with this name belongs to; None if the name is of no split."""
     return next((split for split, words in SPLITS.items() if name.lower() in words), None)

@@ -65,10 +65,12 @@ def build_images(name: str, transform: Callable[[Any], Tensor], options: SourceO
     top = folders.path_of(name)
     if top.is_file():
         return _source(name, transform, options, top.parent, [(str(top), 0)], [], [])
-    listing = folders.list_images(folders.split_folder(top, options.split))
+    root = folders.split_folder(top, options.split)
+    listing = folders.list_images(root)
     if not listing.images:
         raise UserError(f"there is no image in {short(top, 200)}{f'; {listing.note}' if listing.note else ''}.")
-    notes = [listing.note] if listing.note else []
+    notes = [f"only the split {short(root.name)} is read; --split takes another one"] if root != top else []
+    notes += [listing.note] if listing.note else []
     return _source(name, transform, options, top, [(str(file), 0) for file in listing.images], [], notes)
 
 

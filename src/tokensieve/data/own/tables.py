@@ -82,9 +82,14 @@ class Table:
             )
         rows = [row for row in self.rows if row.cells[column].strip() == split]
         if not rows:
-            there = ", ".join(dict.fromkeys(row.cells[column].strip() for row in self.rows))
+            there = ", ".join(self.splits())
             raise UserError(f"{short(self.path, 200)} has no row of the split {short(split)!r}: there are {short(there, 200)}.")
         return Table(self.path, self.columns, rows)
+
+    def splits(self) -> list[str]:
+        """The names of the splits in the order of their first rows; none without a column for them."""
+        column = self.find("split")
+        return [] if column is None else list(dict.fromkeys(row.cells[column].strip() for row in self.rows))
 
     def error(self, problems: Sequence[str]) -> UserError:
         """The error for problems with rows; some of them are told."""
