@@ -20,8 +20,8 @@ INTRODUCTION = """# Command line
 
 Every command with its flags, written from the parsers by `make docs`. `tokensieve COMMAND --help` prints the same.
 Every command takes `--plugin FILE`, which loads [plug-ins](plugins.md), `--json`, which prints the result as JSON on
-standard output and all else on standard error, `--quiet`, which leaves out progress, tables and remarks, and `--debug`, which shows
-tracebacks of errors."""
+standard output and all else on standard error, `--quiet`, which leaves out progress, tables and remarks, and `--debug`, which
+shows tracebacks of errors."""
 
 
 def command_line() -> str:
