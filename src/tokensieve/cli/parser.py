@@ -82,7 +82,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UserError(f"{current.prog} has no argument {short(flag)!r}.{hint} (see {current.prog} --help)")
     if args.command is None:
         parser.print_help()
-    args.plugin, args.passed_on, args.words = files or None, passed_on, list(argv)
+    args.plugin, args.passed_on, args.typed = files or None, passed_on, list(argv)
     for common in COMMON:
         if common.switch:
             vars(args).setdefault(common.dest, False)

@@ -28,7 +28,7 @@ def recorded(folder: str | None, args: argparse.Namespace) -> Iterator[None]:
     log = Path(folder) / LOG
     check_writable(log, "--run_folder")
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["tokensieve", *args.words])
+    command = shlex.join(["tokensieve", *args.typed])
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     about = {"command": command, "time": started, "versions": provenance.versions(), "arguments": _plain(vars(args))}
     _write_arguments(log.parent, about)
@@ -44,7 +44,7 @@ def recorded(folder: str | None, args: argparse.Namespace) -> Iterator[None]:
 
 
 def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in provenance.to_json_value(arguments).items() if name not in ("command", "words")}
+    return {name: value for name, value in provenance.to_json_value(arguments).items() if name not in ("command", "typed")}
 
 
 def _write_arguments(folder: Path, about: dict[str, Any]) -> None:
