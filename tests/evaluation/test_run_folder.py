@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from tests.support.evaluation import NAME, Run
 from tokensieve.cli import main
+from tokensieve.evaluation.run_folder import recorded
 
 FEW = ["--limit", "4", "--batch_size", "4", "--num_workers", "0"]
 
@@ -34,3 +36,12 @@ def test_without_names_one_plan_and_several_go_to_the_same_folder(
     assert main(["eval", "--plan", "none", "--compare", "random:6", *FEW]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
     assert len(list((tmp_path / "results").glob("embedded_*_zeroshot_classification*.json"))) == 3
+
+
+def test_an_interrupt_is_logged(tmp_path: Path) -> None:
+    args = Namespace(words=["eval", "--limit", "4"], limit=4)
+    with pytest.raises(KeyboardInterrupt), recorded(str(tmp_path), args):
+        raise KeyboardInterrupt
+    log = (tmp_path / "log.txt").read_text()
+    assert "tokensieve eval --limit 4" in log and log.endswith("tokensieve: interrupted\n")
+    assert yaml.safe_load((tmp_path / "arguments.yaml").read_text())["arguments"] == {"limit": 4}
