@@ -37,9 +37,8 @@ from tokensieve.evaluation.plan_check import check_plans
 from tokensieve.evaluation.planned_model import PlannedModel
 from tokensieve.files import check_writable, is_stream, json_bytes, write_bytes
 from tokensieve.models import loading
-from tokensieve.models.loading.registry import MODEL_TYPES
+from tokensieve.models.loading.registry import MODEL_TYPES, type_of_name
 from tokensieve.plan import Plan
-from tokensieve.registry import resolve
 from tokensieve.tasks.base import check_finite
 from tokensieve.tasks.zeroshot_classification.classifier import zero_shot_classifier
 
@@ -147,9 +146,9 @@ def _classes(args: argparse.Namespace) -> list[str]:
 
 def _model(args: argparse.Namespace) -> tuple[str, str]:
     """The only model and its weights."""
-    claimed = [kind for kind in MODEL_TYPES.values() if kind.is_model_name]
-    for kind in claimed:
-        if args.model_type == kind.name or any(map(resolve(str(kind.is_model_name)), args.model or ())):
+    for name in args.model or [None]:
+        kind = MODEL_TYPES.get_or_fail(type_of_name(name, args.model_type))
+        if kind.is_model_name:
             raise UserError(
                 f"--images with --classnames compares images with class names, and models of the type {kind.name} do not do "
                 "that: give --dataset, or another model."

@@ -15,7 +15,7 @@ from tokensieve import files, provenance
 from tokensieve.device import find_device
 from tokensieve.errors import UserError
 from tokensieve.models import loading
-from tokensieve.models.loading.registry import MODEL_TYPES, ModelType
+from tokensieve.models.loading.registry import MODEL_TYPES, ModelType, type_of_name
 from tokensieve.plan import Plan
 from tokensieve.registry import resolve
 from tokensieve.search.study import import_optuna, translate_storage_errors
@@ -77,11 +77,8 @@ def run(args: argparse.Namespace) -> Path:
 
 def model_type(args: argparse.Namespace) -> ModelType:
     """The type that --model_type names, or that the model's name or --questions decide."""
-    named = MODEL_TYPES.get_or_fail(args.model_type)
+    named = MODEL_TYPES.get_or_fail(type_of_name(args.model, args.model_type))
     default = next(iter(MODEL_TYPES.values()))
-    if named is default and args.model is not None:
-        claims = [kind for kind in MODEL_TYPES.values() if kind.is_model_name and resolve(kind.is_model_name)(args.model)]
-        named = claims[0] if claims else named
     if args.questions is not None and not named.takes_questions:
         asking = next((kind for kind in MODEL_TYPES.values() if kind.takes_questions), None)
         if named is not default or asking is None:
