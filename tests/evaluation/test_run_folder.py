@@ -39,7 +39,7 @@ def test_without_names_one_plan_and_several_go_to_the_same_folder(
 
 
 def test_an_interrupt_is_logged(tmp_path: Path) -> None:
-    args = Namespace(words=["eval", "--limit", "4"], limit=4)
+    args = Namespace(typed=["eval", "--limit", "4"], limit=4)
     with pytest.raises(KeyboardInterrupt), recorded(str(tmp_path), args):
         raise KeyboardInterrupt
     log = (tmp_path / "log.txt").read_text()

@@ -110,7 +110,9 @@ def test_resized_is_the_stock_model_on_images_resized_before(family: str, antial
         model.model.rope_deltas = None
         with tokensieve.apply(model, f"resize(scale=0.5,antialias={antialias})") as handle:
             got = model(**batch).logits
-            assert [(row.layer, row.tokens_in, row.tokens_out) for row in handle.ledger] == [("image", 24, 6)]
+            assert [(row.layer, row.tokens_in, row.tokens_out) for row in handle.ledger] == [
+                ("image", 48, 12)
+            ]  # of the largest image
             mine = [model.generate(**batch, **HOW, **more) for more in ({}, {"num_beams": 2})]
             uncached = model.generate(**batch, **HOW, use_cache=False)
         again = model(**batch).logits
@@ -158,7 +160,7 @@ def test_cuts_of_the_decoder_behind_it(family: str) -> None:
         with tokensieve.apply(model, f"resize(scale=0.5) + {plan}") as handle:
             got = model.generate(**batch, **HOW)
             assert [row.layer for row in handle.ledger] == ["image", "llm.1", "llm.2"]
-            assert handle.ledger[1].tokens_in == handle.ledger[0].tokens_out == 6
+            assert handle.ledger[1].tokens_in == handle.ledger[0].tokens_out == 12  # of the largest image
     for one, other in zip(got.logits, expected.logits, strict=True):
         assert_near(one, other, steps=3000)
 

@@ -26,7 +26,7 @@ from tokensieve.cutting.decoder_state import (
     make_probes,
     question_order,
 )
-from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sample_count
+from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, UnevenRow, check_sample_count
 from tokensieve.cutting.placement import Cut
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
@@ -202,10 +202,11 @@ class DecoderCuts:
         return self.vlm.images.rope_index(stock, self.resize, args, kwargs)
 
     def _left_of(self, placed: Placed, call: Call, device: torch.device) -> Left:
-        """Starts a pass with smaller images, and records the first of them."""
+        """Starts a pass with smaller images, and records them."""
         call.tower = self._new_pass(call, len(placed.lengths), device)
-        before, after = placed.lengths[0], len(placed.kept[0])
-        call.tower.ledger.append(Row(IMAGE, before, after))
+        before, counts = max(placed.lengths), [len(kept) for kept in placed.kept]
+        is_even = len({*placed.lengths}) == len({*counts}) == 1
+        call.tower.ledger.append(Row(IMAGE, before, counts[0]) if is_even else UnevenRow.of_counts(IMAGE, before, counts))
         if placed.note:
             self.chooser.notes.warn(f"{self.plan}: {placed.note}")
         return placed.lengths, [kept.to(device) for kept in placed.kept], None
