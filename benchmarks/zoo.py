@@ -1,7 +1,7 @@
 """What deciding costs: every method's decision as a share of one ViT-B/16 block and of one decoder layer of 7B size.
 
     python benchmarks/zoo.py --output benchmarks/results/zoo.json
-    python benchmarks/zoo.py --output zoo.json --methods tome divprune --oracle_rounds 0
+    python benchmarks/zoo.py --output zoo.json --methods tome divprune --oracle_rounds 0     # the rows of others stay
 
 Both have random weights, and a decision is timed with everything it reads at hand: keys, queries and the log-sum-exp of their
 rows, as an opened block gives them. The block sees 196 patches of 16 images; the layer (width 4096, 32 heads, MLP 11008) reads
@@ -19,7 +19,7 @@ import argparse
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve import View, files, list_methods, provenance
-from tokensieve.core import Inputs, Question
+from tokensieve.core import Inputs, Question, Rotary
 from tokensieve.cutting.placement import place_plan
 from tokensieve.errors import one_line
 from tokensieve.measuring.oracle import oracle
@@ -74,8 +74,12 @@ def decoder_view(generator: torch.Generator) -> View:
     """What methods see before a layer of a 7B-sized decoder, of one prompt."""
     length = SYSTEM + IMAGE + WORDS
     q, k, v = (torch.randn(1, HEADS, length, WIDTH // HEADS, generator=generator) for _ in range(3))
-    tokens, words = (torch.randn(1, n, WIDTH, generator=generator) for n in (IMAGE, WORDS))
-    question = Question(words, torch.ones(1, WORDS, dtype=torch.bool))
+    tokens, words = (torch.randn(1, n, WIDTH, generator=generator) for n in (IMAGE, SYSTEM + WORDS))
+    question = Question(words, torch.ones(1, SYSTEM + WORDS, dtype=torch.bool))
+    inverse = 10000.0 ** (-torch.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS))
+    angles = (torch.arange(length)[:, None] * inverse).repeat(1, 2)[None]  # (1, L, d)
+    span = slice(SYSTEM, SYSTEM + IMAGE)
+    of_image, of_text = angles[:, span], torch.cat([angles[:, : span.start], angles[:, span.stop :]], dim=1)
     return make_view(
         tokens=tokens,
         grid=(24, 24),
@@ -91,6 +95,7 @@ def decoder_view(generator: torch.Generator) -> View:
         samples=torch.arange(1),
         question=question,
         inputs=Inputs(tokens, question),
+        rotary=Rotary((of_image.cos(), of_image.sin()), (of_text.cos(), of_text.sin())),
         final_norm=lambda x: F.rms_norm(x, x.shape[-1:]),
     )
 
@@ -219,6 +224,7 @@ def main() -> None:
     model = loading.architecture("ViT-B-16", "").eval()
     tower, generator = open_tower(model), torch.Generator().manual_seed(0)
     rows: dict[str, dict[str, Any]] = {method.name: {"method": method.name} for method in methods}
+    others = [row for row in files.read_json(args.output)["rows"] if row["method"] not in rows] if args.output.exists() else []
     with torch.inference_mode():
         x = torch.randn(args.batch_size, 197, 768, generator=generator)
         whole = {"block": lambda: tower.blocks[0].module(x), "layer": decoder_layer()}
@@ -241,17 +247,17 @@ def main() -> None:
                 if name != what:
                     rows[name][f"of_{what}"] = share
                     print(f"{name}: {share:.1%} of a {what}", flush=True)
-            write(args, rows)
+            write(args, [*others, *rows.values()])
         if args.oracle_rounds:
             for name, found in realized(model, methods, args.oracle_batch, args.oracle_rounds).items():
                 rows[name] |= found
-            write(args, rows)
+            write(args, [*others, *rows.values()])
 
 
-def write(args: argparse.Namespace, rows: Mapping[str, dict[str, Any]]) -> None:
+def write(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
     about = {name: getattr(args, name) for name in ("batch_size", "repeats", "oracle_batch", "oracle_rounds")}
-    value = {**about, "threads": 1, "rows": [*rows.values()], "versions": provenance.versions()}
-    files.replace_file(args.output, files.json_bytes(value))
+    value = {**about, "threads": 1, "rows": sorted(rows, key=lambda row: row["method"]), "versions": provenance.versions()}
+    files.write_bytes(args.output, files.json_bytes(value))
 
 
 DECODERS = ("fastv", "pyramiddrop", "sparsevlm", "sparsevlm2", "dart")

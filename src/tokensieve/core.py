@@ -90,11 +90,19 @@ class View:
     carried: Tensor | None = None  # (B, N), what the step's method gave as Reduction.carry at its cut before this one
     final_norm: Callable[[Tensor], Tensor] | None = None  # the norm behind the last layer of the decoder
     present: Tensor | None = None  # (B, N), the probability that each token is there, behind a soft cut; None: all are
+    frames: Tensor | None = None  # (B, N), of a video: the frame that each token is of, from 0; None: an image
 
     @property
     def n(self) -> int:
         """The number of tokens, N."""
         return self.tokens.shape[1]
+
+    def video_grid(self) -> tuple[int, int, int]:
+        """The grid as (frames, h, w). An image is a video of one frame; where tokens are missing, they are one row of it."""
+        if self.grid is None:
+            return 1, 1, self.n
+        frames = self.grid[0] if len(self.grid) == 3 else 1
+        return frames, self.grid[-2], self.grid[-1]
 
     def noise(self) -> Tensor:
         """Uniform random numbers, (B, N). They depend on the seed and the image, not on the batch."""
@@ -136,6 +144,14 @@ class View:
         """Deprecated name of `sizes_or_ones`."""
         _warn_renamed("View.size", "View.sizes_or_ones")
         return self.sizes_or_ones()
+
+
+def frame_numbers(grid: tuple[int, ...], batch: int, device: torch.device) -> Tensor | None:
+    """The frame of each token of videos with this grid, (B, N); None for images."""
+    if len(grid) < 3:
+        return None
+    frames, h, w = grid
+    return torch.arange(frames, device=device).repeat_interleave(h * w).expand(batch, -1)
 
 
 @dataclass
@@ -243,7 +259,7 @@ class Reduction:
             index=torch.cat([pad(each.index, each.k) for each in images]),
             n=n,
             sizes=torch.cat([pad(size, each.k) for size, each in zip(sizes, images, strict=True)]),
-            scores=torch.cat(scores) if scores else None,
+            scores=torch.cat(scores) if len(scores) == len(images) else None,
             counts=counts,
         )
         if all(each.is_selection for each in images):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +44,8 @@ class TextRows:
     k: Tensor  # (B, H, T, d)
     lse: Tensor  # (B, H, T), log-sum-exp of each row over all tokens that it may see
     mask: Tensor  # (B, T), False: padding
-    follows: Tensor  # (B, T), the token stands behind the image
+    follows: Tensor  # (B, T), the token can attend to the last token of the image: it stands behind it, or in one block with it
+    sees: Tensor | None = None  # (B, T, N), the patches that a token can attend to, in a layer with a window; None: all
 
 
 @dataclass
@@ -65,8 +66,10 @@ class Attention:
     has_cls: bool = True  # the first prefix token is CLS; False: they are registers, or there is none
     row: Tensor | None = None  # (B, N), the attention from CLS to each patch, if it is known
     first_lse: Tensor | None = None  # (B, H, 1), the log-sum-exp of the first row, if that is over other keys than k
+    first_sees: Tensor | None = None  # (B, P+N), the keys that the first row can attend to; None: all
     v: Tensor | None = None  # (B, H, P+N, d), the values; None in a decoder
     text: TextRows | Callable[[], TextRows] | None = None  # in a decoder: the question at the same layer
+    cap: float | None = None  # logits are soft-capped to +-cap before the bias; None: they are not
 
     @property
     def q(self) -> Tensor:
@@ -88,16 +91,20 @@ class Attention:
     def cls_heads(self) -> Tensor:
         """The attention from CLS (in a decoder: from the last token of the prompt) to each patch, of each head: (B, H, N)."""
         logits = self._logits(self.q[:, :, :1], self.k)  # (B, H, 1, P+N)
+        if self.first_sees is not None:
+            logits = logits.masked_fill(~self.first_sees[:, None, None], -torch.inf)
         lse = self.first_lse if self.first_lse is not None else None if self.lse is None else self.lse[:, :, :1]
         entries = logits.softmax(-1) if lse is None else (logits - lse[..., None]).exp()
         return entries[:, :, 0, self.prefix :]
 
     def text_heads(self) -> Tensor:
-        """The attention from each token of the question to each patch, of each head: (B, H, T, N). Padding, and words before
-        the image, which cannot see it, have zeros."""
+        """The attention from each token of the question to each patch, of each head: (B, H, T, N). Padding, and words that
+        cannot see a patch, have zeros."""
         text = self.question_rows()
         logits = self._logits(text.q, self.k[:, :, self.prefix :], columns=self._patch_columns())  # (B, H, T, N)
-        return (logits - text.lse[..., None]).exp().masked_fill(~(text.mask & text.follows)[:, None, :, None], 0.0)
+        seen = (text.mask & text.follows)[..., None]
+        seen = seen if text.sees is None else seen & text.sees  # (B, T, 1 or N)
+        return (logits - text.lse[..., None]).exp().masked_fill(~seen[:, None], 0.0)
 
     def question_rows(self) -> TextRows:
         """The question at this layer; a UserError outside of a decoder."""
@@ -150,11 +157,11 @@ class Attention:
         bias = None if self.bias is None else self.bias.gather(-1, rows[:, None, None])
         row = None if self.row is None else self.row.gather(1, index)
         v = None if self.v is None else gather_tokens(self.v, rows)
-        return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls, row, v=v)
+        return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls, row, v=v, cap=self.cap)
 
     @full_precision
     def _logits(self, q: Tensor, k: Tensor, columns: Tensor | None = None) -> Tensor:
-        logits = (q.float() * self.scale) @ k.float().transpose(-1, -2)
+        logits = cap_logits((q.float() * self.scale) @ k.float().transpose(-1, -2), self.cap)
         if self.bias is None:
             return logits
         bias = self.bias.to(self.k.dtype).float()  # as attend() hands it to the kernel
@@ -168,6 +175,11 @@ class Attention:
             lse = torch.cat([_logsumexp_(self._logits(rows, self.k)) for rows in blocks], dim=2)
             self.lse = lse if self.first_lse is None else torch.cat([self.first_lse, lse[:, :, 1:]], dim=2)
         return self.lse
+
+
+def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
+    """Logits soft-capped to +-cap, as in Gemma 2; unchanged if it is None."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def _logsumexp_(logits: Tensor) -> Tensor:
@@ -205,8 +217,36 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -
     has_kernel = q.device.type == "cpu" and not torch.compiler.is_exporting()
     if has_kernel and not (bias is not None and bias.requires_grad):  # that kernel has no gradient for a bias
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
-        return out, lse.float()
+        return out, _KernelSum.apply(q, k, bias, scale, lse) if out.requires_grad else lse.float()
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale), None
+
+
+class _KernelSum(torch.autograd.Function):
+    """The log-sum-exp that the kernel returned, with its gradient, which the kernel does not have.
+
+    Methods that merge by attention pass it on. It is computed in blocks of rows, in the backward pass, if it is needed there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, bias: Tensor | None, scale: float, lse: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k, bias, lse)
+        ctx.scale = scale
+        return lse.detach().float()
+
+    @staticmethod
+    @full_precision
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, bias, lse = ctx.saved_tensors  # (B, H, T, d), ..., (B, 1, 1, T) or None, (B, H, T)
+        keys, of_queries, of_keys = k.float(), [], torch.zeros_like(k, dtype=torch.float32)
+        for start in range(0, q.shape[2], ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            queries = q[:, :, rows].float() * ctx.scale
+            logits = queries @ keys.transpose(-1, -2)  # (B, H, rows, T)
+            logits = logits if bias is None else logits + bias.float()
+            shares = (logits - lse[:, :, rows, None].float()).exp() * grad[:, :, rows, None]
+            of_queries.append(shares @ keys * ctx.scale)
+            of_keys += shares.transpose(-1, -2) @ queries
+        return torch.cat(of_queries, dim=2).to(q.dtype), of_keys.to(k.dtype), None, None, None
 
 
 @full_precision

@@ -213,10 +213,11 @@ def test_ats(clustered: bool) -> None:
             norms = np.linalg.norm(view.attention.v[b].double().numpy().transpose(1, 0, 2).reshape(N + 1, -1)[1:], axis=-1)
             s = attention_of(view, b).sum(0)[0, 1:] * norms
             order = sorted(range(N), key=lambda i: (s[i], i))
-            cdf = np.cumsum((s / s.sum())[order])[N - keep :]
+            cdf = np.cumsum((s / s.sum())[order])
             cdf = (cdf - cdf[0]) / (cdf[-1] - cdf[0])
             first = min(f for f in cdf if f > 0)
-            picked = {order[N - keep + int(np.abs(cdf - (first + (1 - first) * k / (keep - 1))).argmin())] for k in range(keep)}
+            samples = [first + (1 - first) * k / (keep - 1) for k in range(keep)]
+            picked = {order[min(range(N - keep, N), key=lambda i: abs(cdf[i] - y))] for y in samples}
             assert set((reduction.groups[b] >= 0).nonzero()[:, 0].tolist()) == picked
 
 
@@ -435,26 +436,78 @@ def test_vscan(clustered: bool) -> None:
 
 
 @clustered
-def test_holov(clustered: bool) -> None:
-    view = a_view(clustered)
-    reduction = decide("holov", view, 24)
+@pytest.mark.parametrize("n", [48, 41, 20])  # crops of one size, of two, and of one token
+def test_holov(clustered: bool, n: int) -> None:
+    keep = n // 2
+    drawn = torch.Generator().manual_seed(n)
+    tokens = a_view(clustered).tokens[:, :n]
+    q, k = (torch.randn(2, H, n + 1, D // H, generator=drawn) * 3 for _ in range(2))
+    view = make_view(tokens=tokens, prefix=1, grid=(1, n), q=q, k=k)
+    reduction = decide("holov", view, keep)
+    overflowed = False
     for b in range(2):
         a, m = attention_of(view, b).mean(0)[0, 1:], unit(view.tokens[b].double().numpy())
-        crops = [list(range(3 * c, 3 * c + 3)) for c in range(16)]
-        variety = np.zeros(N)
+        lengths = [n // 16 + (c < n % 16) for c in range(16)]
+        ends = np.cumsum(lengths)
+        crops = [list(range(end - length, end)) for end, length in zip(ends, lengths, strict=True)]
+        means = []
         for crop in crops:
-            cos = m[crop] @ m[crop].T * (1 - np.eye(3))
-            variety[crop] = cos.var(-1)
-        score = 1000 * a + 0.09 * variety * (1000 * a).mean() / variety.mean()
-        means = np.array([score[crop].mean() for crop in crops])
-        weights = np.exp(means - means.max()) / np.exp(means - means.max()).sum()
-        quota = [min(3, math.floor(w * 24)) for w in weights]
+            size = len(crop)
+            if size == 1:
+                means.append(1000 * a[crop[0]])
+                continue
+            variety = []
+            for i in crop:
+                row = [0.0 if i == j else m[i] @ m[j] for j in crop]
+                variety.append(sum((value - sum(row) / (size - 1)) ** 2 for value in row) / (size - 1))
+            scale = 1000 * a[crop].mean() / (np.mean(variety) + 1e-6)
+            means.append(np.mean([1000 * a[i] + 0.09 * v * scale for i, v in zip(crop, variety, strict=True)]))
+        quota = [math.floor(mean / (sum(means) + 1e-6) * keep) for mean in means]
         heavy = sorted(range(16), key=lambda c: -means[c])
-        while sum(quota) < 24:
-            for c in heavy:
-                if quota[c] < 3 and sum(quota) < 24:
-                    quota[c] += 1
+        for c in heavy[: keep - sum(quota)]:
+            quota[c] += 1
+        over = 0
+        for c in heavy * 2:
+            quota[c], over = min(lengths[c], quota[c] + over), max(0, quota[c] + over - lengths[c])
+            overflowed |= over > 0
         kept = [i for crop, q in zip(crops, quota, strict=True) for i in sorted(crop, key=lambda i: -a[i])[:q]]
+        assert reduction.index[b].tolist() == sorted(kept)
+    assert overflowed  # the case that the released code gets wrong is in the test
+
+
+@clustered
+@pytest.mark.parametrize("total", [12, 30, 45])
+def test_prunesid(clustered: bool, total: int) -> None:
+    view = a_view(clustered)
+    reduction = decide("prunesid", view, total)
+    for b in range(2):
+        x, a = view.tokens[b].double().numpy(), attention_of(view, b).sum(0)[0, 1:]
+        features = 1 / (1 + np.exp(-x.T))  # channels are samples
+        loadings = np.linalg.svd(features - features.mean(0), full_matrices=False)[2]
+        group = np.abs(loadings[: total // 4]).argmax(0)
+        m = unit(x)
+        alike = np.mean([m[i] @ m[j] for i in range(N) for j in range(i + 1, N)])
+        ranked, survivors = [], []
+        for g in sorted(set(group.tolist())):
+            left = sorted((i for i in range(N) if group[i] == g), key=lambda i: -a[i])
+            best, worse = [], []
+            while left:
+                best.append(left.pop(0))
+                worse += [i for i in left if m[i] @ m[best[-1]] > total / 32 * alike]
+                left = [i for i in left if i not in worse]
+            ranked.append(best + sorted(worse, key=lambda i: -a[i]))
+            survivors.append(len(best))
+        upper = [min(5 * math.ceil(total / 64), count) for count in survivors]
+        while sum(upper) < total:
+            upper = [min(u + 1, len(tokens)) for u, tokens in zip(upper, ranked, strict=True)]
+        spare = total - 1 - len(ranked)
+        sums = np.rint(np.cumsum(survivors) / sum(survivors) * spare)
+        quota = [min(1 + int(more), u) for more, u in zip(np.diff([0, *sums]), upper, strict=True)]
+        for g in sorted(range(len(ranked)), key=lambda g: -survivors[g]):
+            while quota[g] < upper[g] and sum(quota) < total - 1:
+                quota[g] += 1
+        kept = [i for tokens, q in zip(ranked, quota, strict=True) for i in tokens[:q]]
+        assert len(kept) == total - 1
         assert reduction.index[b].tolist() == sorted(kept)
 
 
@@ -486,10 +539,10 @@ def test_sparsevlm(clustered: bool) -> None:
     reduction = decide("sparsevlm", view, 20)
     assert view.question is not None and reduction.k == 20 + 1  # int(0.3 * 28) + 1 = 9 tokens become int(0.9) + 1 cluster
     for b in range(2):
-        x, t = view.tokens[b].double().numpy(), view.question.tokens[b].double().numpy()
+        x, t = view.tokens[b].double().numpy(), view.question.tokens[b, 3:].double().numpy()  # 3 words are before the image
         m = np.exp(x @ t.T - (x @ t.T).max(-1, keepdims=True))
         m = (m / m.sum(-1, keepdims=True)).mean(0)
-        raters = [word for word in range(3, 9) if m[word] > m.mean()] or list(range(3, 9))
+        raters = [word + 3 for word in range(6) if m[word] > m.mean()] or list(range(3, 9))
         score = causal_attention(view, b).mean(0)[[word - 3 for word in raters]].mean(0)
         order = sorted(range(N), key=lambda i: -score[i])
         golden = {frozenset({i}): x[i] for i in order[:20]} | {frozenset(order[20:29]): x[order[20:29]].mean(0)}
@@ -507,10 +560,10 @@ def test_sparsevlm2(clustered: bool, heads: int) -> None:
     assert view.question is not None and reduction.scores is not None
     speeds = 10000.0 ** (-np.arange(0, D // H, 2) / (D // H))
     for b in range(2):
-        x, t = view.tokens[b].double().numpy(), view.question.tokens[b].double().numpy()
+        x, t = view.tokens[b].double().numpy(), view.question.tokens[b, 3:].double().numpy()  # 3 words are before the image
         m = np.exp(x @ t.T - (x @ t.T).max(-1, keepdims=True))
         m = (m / m.sum(-1, keepdims=True)).mean(0)
-        raters = [word for word in range(3, 9) if m[word] > m.mean()] or list(range(3, 9))
+        raters = [word + 3 for word in range(6) if m[word] > m.mean()] or list(range(3, 9))
         rows = causal_attention(view, b)[:, [word - 3 for word in raters]]  # (H, raters, N)
         for i, word in enumerate(raters):
             for v in range(N):  # two vectors of ones, turned by their positions: pairs have the cosine of the difference

@@ -4,13 +4,13 @@ Fayyaz et al., "Adaptive Token Sampling for Efficient Vision Transformers", ECCV
 formulas.
 
     S_j = A_j ||V_j|| / sum_i A_i ||V_i||            A: CLS attention, heads summed; V: values of all heads together; patches
-    F = the cumulative sum of S in ascending order, min-max normalised; of the n most significant tokens alone
+    F = the cumulative sum of S in ascending order, over all patches, min-max normalised
     y_k = F0 + (1 - F0) k / (n - 1), k = 0 .. n - 1    F0: the smallest F above 0
-    for each y the token with the nearest F; doubles are dropped
+    for each y the token with the nearest F among the n most significant ones; doubles are dropped
 
 The number of tokens is the image's own, at most n, the budget. Place: inside several blocks, between attention and MLP, so that
 dropped tokens still count as keys in the block; here blocks 4, 7 and 10 of 12. The released code counts CLS in n. With fewer
-samples than tokens the least significant ones cannot be sampled, as released.
+samples than tokens the least significant ones cannot be sampled, as released; F stays that of all patches.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ def ats(view: View, keep: int) -> Reduction:
 
 def _sample(significance: Tensor, real: Tensor, keep: int) -> Tensor:
     """The tokens of one image (N,) that are sampled, at most `keep`: (N,), bool."""
-    rising = significance.masked_fill(~real, -1.0).sort(stable=True).indices
-    count = min(keep, int(real.sum()))
-    rising = rising[len(rising) - count :]  # the most significant ones
+    patches = int(real.sum())
+    count = min(keep, patches)
+    rising = significance.masked_fill(~real, -1.0).sort(stable=True).indices[len(real) - patches :]
     total = significance[rising].cumsum(0)
-    cdf = (total - total[0]) / (total[-1] - total[0]).clamp_min(TINY)
+    cdf = (total - total[0]) / (total[-1] - total[0]).clamp_min(TINY)  # (patches,)
     start = cdf.masked_fill(cdf <= 0, torch.inf).amin().clamp_max(1.0)  # F0
     steps = torch.linspace(0, 1, count, device=cdf.device) if count > 1 else torch.ones(1, device=cdf.device)
+    rising, cdf = rising[patches - count :], cdf[patches - count :]  # the most significant ones
     at = ((start + (1 - start) * steps)[:, None] - cdf).abs().argmin(-1)  # (count,)
     return torch.zeros_like(real).index_fill(0, rising[at], True)

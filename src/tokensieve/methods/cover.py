@@ -4,6 +4,8 @@ Nothing is dropped, so little is lost: each output token is the size-weighted me
 shortens tokens, and later attention and the head respond to the norm; `norm=2` (the default here) makes up for it. No attention
 is needed, so the method can stand at every position.
 
+Of a long video seeds are found block by block (`block_seeds.py`), so that the cost stays linear in the number of tokens.
+
 Own method of this project. Formulation, in float32 (the choice depends on rounding): seeds and groups as in
 `farthest_points`, norms clipped at `clip` times the image's median norm; output j is m_j * (n_j / |m_j|) ** norm with m_j the
 mean of its group and n_j the mean norm of its members.
@@ -16,6 +18,7 @@ from typing import Any
 
 from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
+from tokensieve.methods.block_seeds import BLOCK, block_seeds
 from tokensieve.methods.farthest_points import farthest_points
 from tokensieve.methods.registry import method
 
@@ -34,5 +37,6 @@ def check_options(options: Mapping[str, Any]) -> None:
     norm=2.0,
 )
 def cover(view: View, keep: int, *, clip: float = 2.0) -> Reduction:
-    index, groups = farthest_points(view.tokens, keep, clip)  # (B, K), (B, N)
+    is_long = view.frames is not None and view.n > BLOCK
+    index, groups = block_seeds(view, keep, clip) if is_long else farthest_points(view.tokens, keep, clip)
     return Reduction.merge(groups, index, view.sizes_or_ones())

@@ -53,7 +53,8 @@ def pixelprune(
 ) -> Reduction:
     """The patches that are unlike their predictions, at most `keep`."""
     assert view.pixels is not None
-    h, w = (1, view.n) if view.grid is None else (view.grid[-2], view.grid[-1])
+    w = view.n if view.grid is None else view.grid[-1]
+    h = view.n // w  # frames of a video are one below the other
     patches = view.pixels.float().flatten(2) * std  # (B, N, F)
     distance = _anchored(patches, h, w, tau, metric) if anchored and tau > 0 else _plain(patches, h, w, tau, metric)
     distance[:, 0] = torch.inf

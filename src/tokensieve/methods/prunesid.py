@@ -5,15 +5,19 @@
     groups: principal components of sigmoid(h)^T, G = int(T / 4) of them; a token belongs to argmax |loading|
     in each group, by falling CLS attention (sum over heads): take the best, suppress those with a cosine above thr to it
     thr = (T / 32) x the mean cosine between different tokens of the image
-    quota: 1 for each group that is not empty, the rest in proportion to the tokens that were not suppressed,
-           at most 5 ceil(T / 64) and the size of the group; survivors first, then others by attention
+    survivors of a group: the tokens that were not suppressed
+    cap = min(5 ceil(T / 64), survivors), all raised by one, within the size of the group, until their sum is T or more
+    quota: 1 for each group that is not empty, the rest in proportion to the survivors (rounded sums, group by group), at most
+           the cap; what is left goes to the groups with most survivors, each up to its cap
+    in a group: survivors first, then others by attention
 
 Place: at the tower's output, on the states of the last block but one. T counts the CLS token as the authors do, so T - 1
-patches come out. The components are exact here; the released code finds them by a random method. What the caps leave over
-goes to the groups by attention, so that exactly T - 1 patches stay.
+patches come out. The components are exact here; the released code finds them by a random method.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 import torch.nn.functional as F
@@ -66,19 +70,28 @@ def _choose(x: Tensor, scores: Tensor, groups: Tensor, total: int) -> Tensor:
     members: dict[int, list[int]] = {}
     for token in order:  # by falling attention
         members.setdefault(int(groups[token]), []).append(token)
-    ranked, survivors = {}, {}
-    for group, tokens in members.items():
+    ranked, survivors = [], []
+    for group in sorted(members):  # by component
         best: list[int] = []
-        for token in tokens:
+        for token in members[group]:
             if all(float(similar[token, other]) <= threshold for other in best):
                 best.append(token)
-        ranked[group] = best + [token for token in tokens if token not in best]
-        survivors[group] = len(best)
-    cap = 5 * -(-total // 64)
-    spare, mass = max(0, wanted - len(members)), sum(survivors.values())
-    quota = {g: min(1 + int(spare * survivors[g] / mass), cap, len(ranked[g])) for g in members}
-    chosen = [token for g in members for token in ranked[g][: quota[g]]]
-    chosen = sorted(chosen, key=order.index)[:wanted]
-    taken = set(chosen)
-    chosen += [token for token in order if token not in taken][: wanted - len(chosen)]
+        ranked.append(best + [token for token in members[group] if token not in best])
+        survivors.append(len(best))
+    quotas = _quotas(survivors, [len(tokens) for tokens in ranked], total, wanted)
+    chosen = [token for tokens, quota in zip(ranked, quotas, strict=True) for token in tokens[:quota]]
     return torch.tensor(chosen, device=x.device)
+
+
+def _quotas(survivors: list[int], sizes: list[int], total: int, wanted: int) -> list[int]:
+    """How many tokens each group gives, `wanted` in all."""
+    caps = [min(5 * -(-total // 64), count) for count in survivors]
+    while sum(caps) < min(total, sum(sizes)):
+        caps = [min(cap + 1, size) for cap, size in zip(caps, sizes, strict=True)]
+    spare, mass = max(0, wanted - len(sizes)), sum(survivors)
+    shares = [round(spare * sum(survivors[: number + 1]) / mass) for number in range(len(survivors))]  # half to even
+    more = [after - before for before, after in itertools.pairwise([0, *shares])]
+    quotas = [min(1 + extra, cap) for extra, cap in zip(more, caps, strict=True)]
+    for group in sorted(range(len(sizes)), key=lambda group: -survivors[group]):
+        quotas[group] += min(caps[group] - quotas[group], wanted - sum(quotas))
+    return quotas

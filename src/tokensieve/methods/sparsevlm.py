@@ -4,14 +4,14 @@ Zhang et al., "SparseVLM: Visual Token Sparsification for Efficient Vision-Langu
 arXiv:2410.04417. Version 1.5, written from the formulas; the released code is Apache-2.0. `sparsevlm2` is version 2.0.
 
     raters, once, on input embeddings: m_t = mean over vision tokens of softmax over words of H_v . H_t; raters have m_t >
-        mean(m)
+        mean(m); words before the image do not count
     P_v = mean over the raters of the attention to v, mean over heads, of the layer that just ran; the n_l largest are kept
     of the dropped ones, the int(0.3 n) + 1 largest P become int(0.1 of them) + 1 clusters by density peaks, k = that number;
     their means follow the kept tokens
 
 Place: behind layers 2, 6 and 15 of 32 (from 0), with n_l by the option `tokens`: 192 is 300, 200, 110 of 576 tokens, 128 is
 303, 110, 36; 96 is 238, 48, 26; 64 is 66, 30, 17; other numbers of tokens in proportion. A budget in the plan replaces them.
-Words before the image cannot see it and never rate. Positions stay the original ones; version 1.5 numbers them anew.
+Positions stay the original ones; version 1.5 numbers them anew.
 """
 
 from __future__ import annotations
@@ -90,14 +90,13 @@ def find_raters(view: View) -> Tensor:
     """1 for the words behind the image that rate the vision tokens, (B, T); for all of them where none is relevant."""
     assert view.attention is not None and view.inputs is not None
     text = view.attention.question_rows()
-    can_see = (text.mask & text.follows).float()
-    raters = can_see * relevant_words(view.inputs)
-    return torch.where(raters.sum(1, keepdim=True) > 0, raters, can_see)
+    can_see = text.mask & text.follows
+    raters = relevant_words(view.inputs, can_see)
+    return torch.where(raters.any(1, keepdim=True), raters, can_see).float()
 
 
-def relevant_words(inputs: Inputs) -> Tensor:
-    """The words that the vision tokens are most like, on input embeddings: (B, T)."""
-    mask = inputs.question.mask
+def relevant_words(inputs: Inputs, mask: Tensor) -> Tensor:
+    """Of the words in the mask (B, T), those that the vision tokens are most like on input embeddings: (B, T), bool."""
     products = inputs.tokens.float() @ inputs.question.tokens.float().transpose(1, 2)  # (B, N, T)
     relevance = products.masked_fill(~mask[:, None], -torch.inf).softmax(-1).mean(1)  # (B, T)
     mean = relevance.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
