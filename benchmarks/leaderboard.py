@@ -4,14 +4,17 @@
     python benchmarks/leaderboard.py --tasks classification vqa --methods tome cover --limit 300
     python benchmarks/leaderboard.py --tasks photos --real-clip CLIP_FOLDER PHOTOS CLASSIFIER
 
-One file for each task and method in benchmarks/results/leaderboard. It is resumable: rows that are there are not made again,
-and files are replaced whole. A method is placed where its authors put it and, where that is possible, at a place that is the
-same for all: after half the depth of a tower (half), and in a vision-language model at the tower's output (out) and before
-layer 2 of the language model (llm.2). Budgets are shares of the tokens that are left at the end; where a method cuts several
-times, its budget is searched. Methods that a model cannot carry out are recorded with the reason.
+One file for each task and method in benchmarks/results/leaderboard. It is resumable row by row: what is there of a task,
+method, place, budget and number of samples is not made again, and files are replaced whole. A method is placed where its
+authors put it and, where that is possible, at a place that is the same for all: after half the depth of a tower (half), and in
+a vision-language model at the tower's output (out) and before layer 2 of the language model (llm.2). Trained parts that come
+with a model also have a row with the plan that they were trained for (trained). Budgets are shares of the tokens that are left
+at the end; where a method cuts several times, its budget is searched. Methods that a model cannot carry out are recorded with
+the reason.
 
 Scores and paired differences are those of `tokensieve eval` on the first --limit samples. Times are measured on one batch in
-one thread, in rounds in which the full model, all plans of a method and their oracles run in turn.
+one thread, in rounds in which the full model, all plans of a method and their oracles run in turn. They are of the image tower
+(of vision-language models: of the whole prompt), also where a task does more with its output, as captioning does.
 """
 
 from __future__ import annotations
@@ -53,13 +56,17 @@ from tokensieve.models.features import encode_image
 from tokensieve.models.loading.loaded import Loaded
 from tokensieve.models.registry import open_tower
 from tokensieve.models.vlm import open_vlm
+from tokensieve.parts.files import read_header
+from tokensieve.parts.fit import SHIPPED, parts_of_model
+from tokensieve.parts.signature import model_signature, signatures_match
 from tokensieve.plan import Plan
+from tokensieve.tasks.captioning import metrics as caption_metrics
 
 FOLDER = Path(__file__).parent / "results" / "leaderboard"
 BUDGETS = (0.5, 0.3, 0.15, 0.08)
 LARGER = (0.75, 0.6)  # images for `resize`, so that its curve covers the times of the others
 NEAR = 0.1  # of the target: how far the tokens left may be from it
-AUTHORS, HALF = "authors", "half"  # places
+AUTHORS, HALF, TRAINED = "authors", "half", "trained"  # places
 CPU = torch.device("cpu")
 SEED = 0
 
@@ -77,17 +84,38 @@ class BoardTask:
     model: str = embedded.MODEL
     model_type: str = "open_clip"
     dataset: str = embedded.DATASET
+    pretrained: str = embedded.PRETRAINED
 
 
 TASKS = (
-    BoardTask("classification", "tower", "acc1", (), 500, 300),
-    BoardTask("held-out", "tower", "acc1", (), 500, 200, dataset="embedded-heldout"),
-    BoardTask("retrieval", "tower", "image_retrieval_recall@5", (), 500, 200, dataset="embedded-captions"),
+    BoardTask("classification", "tower", "acc1", (), 500, 200),
+    BoardTask("held-out", "tower", "acc1", (), 500, 100, dataset="embedded-heldout"),
+    BoardTask("retrieval", "tower", "image_retrieval_recall@5", (), 500, 100, dataset="embedded-captions"),
     BoardTask("caption selection", "tower", "acc", (), 300, 100, dataset="embedded-selection"),
-    BoardTask("linear probe", "tower", "lp_acc1", ("--task", "linear_probe", "--fewshot_k", "-1"), 1000, 400),
-    BoardTask("vqa", "vlm", "vqa_score", (), 400, 150, "sieve-llava-8", "vlm", "embedded-questions"),
+    BoardTask("linear probe", "tower", "lp_acc1", ("--task", "linear_probe", "--fewshot_k", "-1"), 1000, 100),
     BoardTask(
-        "re-identification", "reid", "mAP", ("--modalities", "RGB,NI,TI"), 300, 150, embedded.REID, "reid", "embedded-reid"
+        name="captioning",
+        kind="tower",
+        metric="CIDEr",
+        flags=("--task", "captioning"),
+        limit=300,
+        quick=50,
+        model=embedded.CAPTIONER,
+        dataset="embedded-captions",
+        pretrained=embedded.CAPTIONER_PRETRAINED,
+    ),
+    BoardTask("vqa", "vlm", "vqa_score", (), 400, 100, "sieve-llava-8", "vlm", "embedded-questions", ""),
+    BoardTask(
+        name="re-identification",
+        kind="reid",
+        metric="mAP",
+        flags=("--modalities", "RGB,NI,TI"),
+        limit=300,
+        quick=100,
+        model=embedded.REID,
+        model_type="reid",
+        dataset="embedded-reid",
+        pretrained="",
     ),
 )
 PHOTOS = "photos"  # the task of --real-clip
@@ -147,8 +175,7 @@ def load_subject(task: BoardTask, batch_size: int, eval_flags: Sequence[str]) ->
         return _vlm(batch_size)
     if task.kind == "reid":
         return _reid(task.model, batch_size)
-    pretrained = embedded.PRETRAINED if task.model == embedded.MODEL else ""
-    loaded = loading.load(task.model, pretrained, model_type=task.model_type)
+    loaded = loading.load(task.model, task.pretrained, model_type=task.model_type)
     given = dict(pairwise(eval_flags))
     data = task.dataset if task.name == PHOTOS else embedded.DATASET  # times do not depend on the images
     source = data_registry.build_source(
@@ -208,31 +235,82 @@ class Entry:
     budget: float | None
 
 
-def find_entries(method: Method, subject: Subject, budgets: Sequence[float], skipped: list[dict[str, str]]) -> Iterator[Entry]:
-    """The plans of a method at some budgets, and why there are none."""
+@dataclass
+class MethodFile:
+    """The rows of a method on a task: those that are there, and those to be made."""
+
+    method: Method
+    path: Path
+    rows: list[dict[str, Any]]
+    skipped: list[dict[str, Any]]
+    done: set[tuple[str, float | None]]  # placement and budget of the rows that need not be made again
+    entries: list[Entry] = field(default_factory=list)
+
+    def skip(self, placement: str, budgets: Sequence[float], why: str) -> None:
+        self.skipped.append({"method": self.method.name, "placement": placement, "budgets": [*budgets], "reason": why})
+
+    def write(self, about: dict[str, str]) -> None:
+        """Replaces the file; a new row takes the place of an older one about the same."""
+        rows = {board.key_of(row): row for row in self.rows}
+        files.write_bytes(self.path, files.json_bytes(board.file_value([*rows.values()], [about | e for e in self.skipped])))
+
+
+def open_file(method: Method, path: Path, samples: int, budgets: Sequence[float], again: bool) -> MethodFile:
+    """The file of a method. What could not be made is tried again, so these notes are dropped."""
+    rows, skipped = board.read_file(path) if path.exists() else ([], [])
+    kept = []
+    for entry in skipped:
+        others = [budget for budget in entry.get("budgets", ()) if budget not in budgets]
+        if others:
+            kept.append(entry | {"budgets": others})
+    done = {(row["placement"], row["budget"]) for row in rows if row["samples"] == samples and not again}
+    return MethodFile(method, path, rows, kept, done)
+
+
+def find_entries(found: MethodFile, subject: Subject, budgets: Sequence[float]) -> Iterator[Entry]:
+    """The rows of a method that are missing at some budgets; what cannot be made is noted with its reason."""
+    method = found.method
     if method.on_image:
         for share in (*LARGER, *budgets):
-            yield Entry(method, f"{method.name}(scale={math.sqrt(share):.3f})", AUTHORS, share)
+            if (AUTHORS, share) not in found.done:
+                yield Entry(method, f"{method.name}(scale={math.sqrt(share):.3f})", AUTHORS, share)
         return
+    if (TRAINED, None) not in found.done and (plan := trained_plan(method, subject.net)):
+        yield Entry(method, plan, TRAINED, None)
     for placement in (AUTHORS, *subject.places):
-        refused: dict[str, str] = {}
-        reached = 0
+        refused: dict[str, list[float]] = {}
+        reached = sum((placement, budget) in found.done for budget in budgets)
         for budget in budgets:
+            if (placement, budget) in found.done:
+                continue
             try:
                 plan = find_plan(method, subject, placement, max(1, round(budget * subject.tokens)))
                 reached += 1
                 yield Entry(method, plan, placement, budget)
             except Exception as error:
-                refused[f"{100 * budget:g} %"] = reason(error)
-        if not reached and placement == AUTHORS:
+                refused.setdefault(reason(error), []).append(budget)
+        if not reached and placement == AUTHORS and (AUTHORS, None) not in found.done:
             with contextlib.suppress(Exception):
                 if subject.left(method.name) < subject.tokens:
                     yield Entry(method, method.name, placement, None)
-        texts = dict.fromkeys(refused.values())
-        for text in texts:
-            those = [name for name, other in refused.items() if other == text]
-            only = "" if len(those) == len(budgets) else f" (at {', '.join(those)})"
-            skipped.append({"method": method.name, "placement": placement, "reason": f"{text}{only}"})
+        for why, those in refused.items():
+            found.skip(placement, those, why)
+
+
+def trained_plan(method: Method, net: Any) -> str:
+    """The plan that the part of a method was trained for; "" where none comes with the model."""
+    if method.part is None:
+        return ""
+    own = parts_of_model(net)
+    if method.name in own:
+        places: list[str] = own[method.name].places()  # type: ignore[operator]
+        return f"{method.name}@{','.join(places)}"
+    path = SHIPPED / f"{method.name}.safetensors"
+    if not path.is_file():
+        return ""
+    header = read_header(path)
+    plan: str = header["trained"]["plans"][0]
+    return plan if signatures_match(model_signature(net), header) else ""
 
 
 def find_plan(method: Method, subject: Subject, placement: str, keep: int) -> str:
@@ -247,9 +325,9 @@ def find_plan(method: Method, subject: Subject, placement: str, keep: int) -> st
     plan = f"{name}:{keep}"
     if len(subject.ledger(plan)) > 1:
         plan = search(name, subject, keep, removes=_removes(method))
-    left = subject.left(plan)
-    slack = max(2.0, NEAR * keep)
-    if left > keep + slack + max(0, method.extra) or (left < keep - slack and not method.adaptive):
+    last = subject.ledger(plan)[-1]
+    left, slack, extra = last.tokens_out, max(2.0, NEAR * keep), max(0, method.n_extra(int(last.tokens_in), keep))
+    if left > keep + slack + extra or (left < keep - slack and not method.adaptive):
         raise Skip(f"leaves {left} of {subject.tokens} tokens where {keep} are wanted")
     return plan
 
@@ -361,16 +439,22 @@ class RememberingModels(evaluation.ModelCache):
         return loaded
 
 
+def _without_meteor(gts: Any, res: Any) -> tuple[float, list[float]]:
+    """Takes the place of METEOR, whose program loads its tables for 7 s for every plan; the leaderboard reads CIDEr."""
+    raise caption_metrics._LeftOut("the leaderboard does not read it")
+
+
 def evaluate(task: BoardTask, plans: Sequence[str], limit: int, flags: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Results of `tokensieve eval` by plan, the full model's under none; a Skip with the error if it failed."""
     evaluation.ModelCache = RememberingModels  # type: ignore[misc]
+    caption_metrics._meteor = _without_meteor
     errors = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
-        args = ["eval", *task.flags, *flags, "--plan", "none", "--compare", *plans, "--strict", "--quiet"]
+        args = ["eval", *task.flags, *flags, "--plan", "none", "--compare", *plans, "--quiet"]
         args += ["--model", task.model, "--model_type", task.model_type, "--dataset", task.dataset, "--limit", str(limit)]
         args += ["--num_workers", "0", "--batch_size", "32", "--seed", str(SEED), "--output", f"{folder}/out/"]
-        if task.model == embedded.MODEL:
-            args += ["--pretrained", embedded.PRETRAINED]
+        if task.pretrained:
+            args += ["--pretrained", task.pretrained]
         if "linear_probe" in task.flags:
             args += ["--feature_root", f"{folder}/features"]
         with contextlib.redirect_stderr(errors):
@@ -421,66 +505,64 @@ def run_task(task: BoardTask, subject: Subject, methods: Sequence[Method], args:
     """Makes the rows of a task that are missing, some methods at a time."""
     limit = args.limit or (task.quick if args.quick else task.limit)
     model = args.model_name if task.name == PHOTOS else task.model
-    names = {method.name: args.folder / board.file_name(task.name, model, method.name) for method in methods}
-    waiting: list[tuple[Method, list[Entry], list[dict[str, str]]]] = []
+    about = {"task": task.name, "model": model}
+    waiting: list[MethodFile] = []
     for method in methods:
-        if names[method.name].exists() and not args.again:
-            rows, _ = board.read_file(names[method.name])
-            for row in rows:  # another task with the same model needs the same times
-                subject.costs.setdefault(row["plan"], {name: row[name] for name in _COSTS})
-            continue
-        skipped: list[dict[str, str]] = []
-        entries = list(find_entries(method, subject, args.budgets, skipped))
+        path = args.folder / board.file_name(task.name, model, method.name)
+        found = open_file(method, path, limit, args.budgets, args.again)
+        entries = list(find_entries(found, subject, args.budgets))
         try:
             measure_costs(subject, [entry.plan for entry in entries], args.rounds)
+            found.entries = entries
         except Exception as error:
-            skipped.append({"method": method.name, "reason": reason(error)})
-            entries = []
-        waiting.append((method, entries, skipped))
-        if sum(len(part) for _, part, _ in waiting) >= args.plans:
-            finish(task, model, subject, waiting, limit, names, args)
+            found.skip("", args.budgets, reason(error))
+        waiting.append(found)
+        if sum(len(found.entries) for found in waiting) >= args.plans:
+            finish(task, subject, waiting, limit, about, args)
             waiting = []
-    finish(task, model, subject, waiting, limit, names, args)
+    finish(task, subject, waiting, limit, about, args)
 
 
-_COSTS = (*board.RATIOS, "oracle_ratio", "gflops", "gflops_none")
+COSTS = (*board.RATIOS, "oracle_ratio", "gflops", "gflops_none")
+
+
+def known_costs(folder: Path, model: str, args: Any) -> dict[str, dict[str, Any]]:
+    """The times of plans that another task with the same model needed, measured in the same way."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in board.read_folder(folder)[0]:
+        if (row["model"], row["batch_size"], row["rounds"]) == (model, args.batch_size, args.rounds):
+            found.setdefault(row["plan"], {name: row[name] for name in COSTS})
+    return found
 
 
 def finish(
-    task: BoardTask,
-    model: str,
-    subject: Subject,
-    waiting: Sequence[tuple[Method, list[Entry], list[dict[str, str]]]],
-    limit: int,
-    names: dict[str, Path],
-    args: Any,
+    task: BoardTask, subject: Subject, waiting: Sequence[MethodFile], limit: int, about: dict[str, str], args: Any
 ) -> None:
-    """Evaluates the plans of some methods in one pass, and writes a file for each. If that fails: each method alone."""
+    """Evaluates the plans of some methods in one pass, and writes a file for each. If that fails: each half of them."""
     if not waiting:
         return
-    started, plans = time.perf_counter(), list(dict.fromkeys(entry.plan for _, part, _ in waiting for entry in part))
+    started, plans = time.perf_counter(), list(dict.fromkeys(entry.plan for file in waiting for entry in file.entries))
+    found: dict[str, dict[str, Any]] = {}
     try:
         found = evaluate(task, plans, limit, args.eval_flags if task.name == PHOTOS else ()) if plans else {}
     except Exception as error:
         if len(waiting) > 1:
-            for one in waiting:
-                finish(task, model, subject, [one], limit, names, args)
+            for half in (waiting[: len(waiting) // 2], waiting[len(waiting) // 2 :]):
+                finish(task, subject, half, limit, about, args)
             return
-        waiting[0][2].append({"method": waiting[0][0].name, "reason": reason(error)})
-        waiting = [(waiting[0][0], [], waiting[0][2])]
-        found = {}
-    for method, entries, skipped in waiting:
-        rows, about = [], {"task": task.name, "model": model}
-        for entry in entries:
+        waiting[0].skip("", args.budgets, reason(error))
+        waiting[0].entries = []
+    for file in waiting:
+        for entry in file.entries:
             try:
-                rows.append(board.check_row(make_row(task, entry, found, subject, args), "this run"))
+                file.rows.append(board.check_row(make_row(task, entry, found, subject, args), "this run"))
             except Exception as error:
-                skipped.append({"method": method.name, "placement": entry.placement, "reason": reason(error)})
-        value = board.file_value(rows, [about | entry for entry in skipped])
-        files.replace_file(names[method.name], files.json_bytes(value))
-    took = time.perf_counter() - started
-    done = ", ".join(method.name for method, *_ in waiting)
-    print(f"{task.name}, {model}: {done}: {len(plans)} plans, {took:.0f} s for scores", flush=True)
+                file.skip(entry.placement, [] if entry.budget is None else [entry.budget], reason(error))
+        file.write(about)
+    if plans:
+        took = time.perf_counter() - started
+        done = ", ".join(file.method.name for file in waiting if file.entries)
+        print(f"{task.name}, {about['model']}: {done}: {len(plans)} plans, {took:.0f} s for scores", flush=True)
 
 
 def main() -> None:
@@ -490,7 +572,7 @@ def main() -> None:
     )
     parser.add_argument("--methods", nargs="+", help="default: all of the registry")
     parser.add_argument("--quick", action="store_true", help="fewer samples and rounds, smaller timed batches")
-    parser.add_argument("--limit", type=int, help="samples of each task (default: 300 to 1,000, with --quick 100 to 400)")
+    parser.add_argument("--limit", type=int, help="samples of each task (default: 286 to 1,000, with --quick 50 to 200)")
     parser.add_argument("--batch_size", type=int, help="of the timed batch (default: 16, with --quick 8)")
     parser.add_argument("--rounds", type=int, help="in which times are measured (default: 7, with --quick 3)")
     parser.add_argument("--plans", type=int, default=60, help="about so many in one pass over the data (default: 60)")
@@ -508,7 +590,7 @@ def main() -> None:
     if args.real_clip:
         clip, photos, classifier = args.real_clip
         args.eval_flags = ["--dataset_root", photos, "--load_clfs", classifier]
-        photo_task = BoardTask(PHOTOS, "tower", "acc1", (), 286, 150, clip, "hf", "wds/photos")
+        photo_task = BoardTask(PHOTOS, "tower", "acc1", (), 286, 96, clip, "hf", "wds/photos", "")
         chosen = [photo_task] if not args.tasks or args.tasks == [PHOTOS] else [*chosen, photo_task]
     elif PHOTOS in (args.tasks or ()):
         parser.error("--tasks photos needs --real-clip CLIP PHOTOS CLASSIFIER")
@@ -525,6 +607,8 @@ def main() -> None:
         for task in chosen:
             if task.model not in subjects:
                 subjects[task.model] = load_subject(task, args.batch_size, args.eval_flags)
+                name = args.model_name if task.name == PHOTOS else task.model
+                subjects[task.model].costs = known_costs(args.folder, name, args)
             run_task(task, subjects[task.model], methods, args)
 
 

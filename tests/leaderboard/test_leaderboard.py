@@ -110,13 +110,36 @@ def test_the_score_at_twice_the_speed_is_between_measured_points(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_row_is_really_measured(tmp_path: Path) -> None:
+def test_rows_are_really_measured_and_only_missing_ones_are_added(tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/leaderboard.py", "--quick", "--limit", "32", "--tasks", "classification"]
-    command += ["--methods", "random", "evit", "--rounds", "1", "--batch_size", "2", "--folder", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
-    rows, _ = read_folder(tmp_path)
+    command += ["--methods", "random", "evit", "--rounds", "1", "--batch_size", "2"]
+    command += ["--folder", str(tmp_path), "--budgets", "0.5"]
+
+    def run(*more: str) -> list[dict[str, Any]]:
+        subprocess.run([*command, *more], cwd=ROOT, check=True, timeout=300, stdout=subprocess.DEVNULL)
+        return read_folder(tmp_path)[0]
+
+    rows = run()
     assert {row["method"] for row in rows} == {"random", "evit"}
     assert all(row["samples"] == 32 and row["tokens_left"] < 196 for row in rows)
+    more = run("0.3")
+    assert {row["budget"] for row in more} == {0.5, 0.3} and len(more) == 2 * len(rows)
+    assert [row for row in more if row["budget"] == 0.5] == rows  # the times too, so they were not made again
+
+
+def test_the_summary_names_the_fastest_that_lose_little_and_the_overview_a_methods_loss() -> None:
+    times = {"time_ratio_low": 0.2, "time_ratio_high": 0.9}
+    rows = [
+        a_row(**times),
+        a_row(method="cover", plan="cover:59", budget=0.3, score=0.87, difference=-0.005, time_ratio=0.5, **times),
+        a_row(method="cover", plan="cover@4:59", budget=0.3, placement="half", score=0.875, difference=0.0, **times),
+        a_row(task="captioning", metric="CIDEr", budget=0.3, score=3.0, score_none=4.0, difference=-1.0, **times),
+    ]
+    summary = markdown.summary(rows).splitlines()
+    assert "| `cover:59` 2.00x | `cover` 87.0 |" in summary[2] and "`tome:-12`" not in summary[2]
+    assert summary[3].startswith("| captioning, sieve-vit-8 (CIDEr) | 100 | 4.00 |  |")
+    lines = markdown.overview(rows, 0.3).splitlines()
+    assert lines[2] == "| `cover` | -0.5 (2.00x) |  |" and lines[3] == "| `tome` |  | -1.00 (1.25x) |"
 
 
 def test_rows_of_other_numbers_of_samples_are_another_board() -> None:
@@ -130,9 +153,9 @@ def test_methods_with_the_same_reason_share_a_line() -> None:
     entry = {"task": "classification", "model": "m", "placement": "half"}
     table = markdown.skipped_table(
         [
-            entry | {"method": "trim", "reason": "trim@4:16: trim needs the text of each image (at 8 %)"},
-            entry | {"method": "mmtok", "reason": "mmtok@4:29: mmtok needs the text of each image (at 15 %)"},
-            entry | {"method": "tome", "reason": "leaves 98 of 196 tokens where 16 are wanted (at 8 %)"},
+            entry | {"method": "trim", "reason": "trim@4:16: trim needs the text of each image"},
+            entry | {"method": "mmtok", "reason": "mmtok@4:29: mmtok needs the text of each image"},
+            entry | {"method": "tome", "reason": "leaves 98 of 196 tokens where 16 are wanted"},
         ]
     )
     assert "`trim`, `mmtok` | needs the text of each image |" in table and table.count("\n") == 3

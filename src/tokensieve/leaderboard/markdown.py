@@ -9,15 +9,18 @@ from tokensieve.leaderboard import curves
 from tokensieve.leaderboard.rows import Row
 from tokensieve.tasks.registry import is_percent
 
+LITTLE = 0.01  # of the score (of the full model's where it is no share): what the summary calls little
+SHOWN = 4  # methods in a cell of the summary
+
 
 def scale(row: Row) -> float:
     """By what a score is multiplied to be shown."""
     return 100.0 if is_percent(row["metric"], None) else 1.0
 
 
-def number(value: float | None, times: float, digits: int = 1) -> str:
-    """A score as it is shown; empty for None."""
-    return "" if value is None else f"{times * value:.{digits}f}"
+def number(value: float | None, times: float) -> str:
+    """A score as it is shown, with one digit in per cent and two of other scores; empty for None."""
+    return "" if value is None else f"{times * value:.{1 if times == 100 else 2}f}"
 
 
 def budget_text(budget: float | None) -> str:
@@ -57,6 +60,59 @@ def _cell(row: Row | None, times: float) -> str:
     return f"{number(row['score'], times)} ± {number(row['difference_stderr'], times)} ({curves.speedup(row):.2f}x)"
 
 
+def summary(rows: Sequence[Row]) -> str:
+    """A line for each board: the fastest rows that lose little, and what is left at twice the speed."""
+    head = ["task", "samples", "full model", "fastest that lose at most 1 point in 100", "best at 2x", "`resize` at 2x"]
+    lines = []
+    for found in curves.boards(rows).values():
+        times, first = scale(found[0]), found[0]
+        good = [row for row in found if row["difference"] >= -LITTLE * (1 if times == 100 else row["score_none"]) - 1e-9]
+        fastest: dict[str, Row] = {}
+        for row in sorted(good, key=lambda row: row["time_ratio"]):
+            fastest.setdefault(row["method"], row)
+        some = [f"`{row['plan']}` {curves.speedup(row):.2f}x" for row in [*fastest.values()][:SHOWN]]
+        at_two: dict[str, float] = {}
+        for (method, _), points in curves.curves(found).items():
+            value = curves.read_off(points, curves.TARGET)
+            if value is not None:
+                at_two[method] = max(value, at_two.get(method, value))
+        reached = sorted(at_two.items(), key=lambda pair: -pair[1])
+        best = ", ".join(f"`{method}` {number(value, times)}" for method, value in reached[:SHOWN])
+        small = number(curves.read_off(curves.resize_curve(found), curves.TARGET), times)
+        name = f"{first['task']}, {first['model']}{'' if times == 100 else ' (' + first['metric'] + ')'}"
+        lines.append([name, f"{first['samples']:,}", number(first["score_none"], times), ", ".join(some), best, small])
+    return _markdown(head, lines)
+
+
+def overview(rows: Sequence[Row], budget: float) -> str:
+    """A line for each method: what it loses on each board at a budget, where its authors put it, else at the common place."""
+    found = curves.boards(rows)
+    head = ["method", *(part[0]["task"] for part in found.values())]
+    lines = []
+    for method in sorted({row["method"] for row in rows}):
+        cells, lost = [], []
+        for part in found.values():
+            own = [row for row in part if row["method"] == method and row["budget"] == budget]
+            places = list(dict.fromkeys(row["placement"] for row in own))
+            if not own:
+                cells.append("")
+                continue
+            row = own[places.index("authors")] if "authors" in places else own[0]
+            star = "" if row["placement"] == "authors" else "*"
+            lost.append(row["difference"] / row["score_none"])
+            cells.append(f"{number(row['difference'], scale(row))} ({curves.speedup(row):.2f}x){star}")
+        control = any(row["control"] for row in rows if row["method"] == method)
+        if lost:
+            order = (2 * len(lost) < len(found), -sum(lost) / len(lost))  # means over few boards say less, so they are last
+            lines.append((order, [f"`{method}`" + (" (control)" if control else ""), *cells]))
+    return _markdown(head, [cells for _, cells in sorted(lines)])
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    text = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    return "\n".join([*text, *("| " + " | ".join(cells) + " |" for cells in lines)])
+
+
 def tables(rows: Sequence[Row]) -> str:
     """All boards, each under its heading."""
     return "\n\n".join(f"### {title(found)}\n\n{table(found)}" for found in curves.boards(rows).values())
@@ -76,7 +132,7 @@ def skipped_table(skipped: Sequence[Row]) -> str:
 
 
 def general_reason(reason: str, method: str) -> str:
-    """The reason without the plan, the method and the budgets at which it was met."""
-    found = re.sub(rf"^{method}[@:][^ ]*: ", "", re.sub(r" \(at [^()]*\)$", "", reason))
+    """The reason without the plan and the method."""
+    found = re.sub(rf"^{method}[@:][^ ]*: ", "", reason)
     found = re.sub(r"^leaves \d+ of \d+ tokens where \d+ are wanted$", "does not reach the smaller budgets", found)
     return re.sub(rf"^{method} ", "", found)

@@ -23,7 +23,7 @@ COUNTS = ("samples", "batch_size", "threads", "rounds")
 NUMBERS = ("tokens_in", "tokens_left", "score", "score_none", "difference", "difference_stderr", "gflops", "gflops_none")
 RATIOS = ("time_ratio", "time_ratio_low", "time_ratio_high")  # the plan's time / that of the full model: median, quartiles
 OPTIONAL = ("budget", "oracle_ratio")  # numbers that may be null: the authors' own budget, no oracle
-KEY = ("task", "dataset", "model", "method", "placement", "budget")  # what makes another row
+KEY = ("task", "dataset", "model", "method", "placement", "budget", "samples")  # what makes another row
 SHARES = 1e-6  # how far the difference may be from score - score_none
 CLOCKS = ("cpu", "wall")
 
@@ -173,5 +173,5 @@ def add_files(paths: Sequence[str], folder: str | Path) -> tuple[int, int]:
             groups.setdefault(name, ([], []))[part].append(entry)
     target.mkdir(parents=True, exist_ok=True)
     for name in sorted(touched):
-        files.replace_file(target / name, files.json_bytes(file_value(*groups[name])))
+        files.write_bytes(target / name, files.json_bytes(file_value(*groups[name])))
     return len(added), sum(len(part) for _, (part, _) in new) - len(added)
