@@ -28,6 +28,8 @@ STAND_INS: dict[str, dict[str, Any]] = {
     "vllm.model_executor": {},
     "vllm.model_executor.models": {},
     "vllm.model_executor.models.config": {"MODELS_CONFIG_MAP": {}, "VerifyAndUpdateConfig": object},
+    "vllm.model_executor.layers": {},
+    "vllm.model_executor.layers.rotary_embedding": {"MRotaryEmbedding": object, "RotaryEmbedding": object},
     "vllm.multimodal": {"MULTIMODAL_REGISTRY": SimpleNamespace(register_processor=lambda *of, **makers: lambda cls: cls)},
     "vllm.multimodal.inputs": {"MultiModalFieldConfig": SimpleNamespace(batched=lambda *of, **how: (of, how))},
     "vllm.multimodal.processing": {"PromptUpdate": object},
@@ -55,7 +57,12 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         module = ModuleType(name)
         vars(module).update({key: dict(value) if isinstance(value, dict) else value for key, value in values.items()})
         monkeypatch.setitem(sys.modules, name, module)
-    names = {"config": "engine_config", "processor": "vllm_models.processor", "model": "vllm_models.model"}
+    names = {
+        "config": "engine_config",
+        "processor": "vllm_models.processor",
+        "lines": "vllm_models.line_positions",
+        "model": "vllm_models.model",
+    }
     for name in names.values():
         monkeypatch.delitem(sys.modules, f"tokensieve.serving.{name}", raising=False)
     yield SimpleNamespace(**{short: importlib.import_module(f"tokensieve.serving.{name}") for short, name in names.items()})
@@ -80,6 +87,9 @@ class Stock:
 
     def embed_multimodal(self, **kwargs: Any) -> dict[str, Any]:
         return kwargs
+
+    def modules(self) -> list[Any]:
+        return []
 
 
 def make_model(inside: SimpleNamespace, config: Config) -> Any:
@@ -152,6 +162,25 @@ def test_images_of_several_sizes_are_cut_in_batches(inside: SimpleNamespace) -> 
         torch.testing.assert_close(each[:, :-offsets], feature[index])
 
 
+def test_line_ends_stay_and_are_in_no_budget(inside: SimpleNamespace) -> None:
+    """4 tokens of the small image, then 3 lines of 4 and an end: of 16 tokens 8 stay, and the ends behind each line."""
+    ends, made = torch.tensor([8, 13, 18]), torch.Generator().manual_seed(0)
+    features = [torch.randn(19, 8, generator=made) for _ in range(2)]
+    model = make_model(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:50%"))
+    model.places_of_line_ends = lambda n, line_ends: ends[:line_ends]
+    rows = [inside.processor.image_row(feature, (1, 19), 3) for feature in features]
+    model.embed_multimodal(tokensieve_image=torch.stack(rows), pixels=1)
+    out = model.cut_features(features, 8, lambda grid: None)
+    free = torch.tensor([at for at in range(19) if at not in ends])
+    alone = make_model(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:50%"))
+    alone.embed_multimodal(tokensieve_image=rows_for(inside, (1, 16), (1, 16)), pixels=1)
+    chosen = alone.cut_features([feature[free] for feature in features], 8, lambda grid: None)
+    for each, other, feature in zip(out, chosen, features, strict=True):
+        at = sorted([*free[other[:, -1].long()].tolist(), *ends.tolist()])
+        assert each[:, -1].tolist() == at and len(at) == 8 + 3
+        torch.testing.assert_close(each[:, :-4], feature[at])
+
+
 def prompt_of(model: Any, inside: SimpleNamespace, grids: list[tuple[int, int]]) -> tuple[list[int], list[Any]]:
     """Three words before each image and two behind all."""
     ids, features = [], []
@@ -189,6 +218,27 @@ def test_positions_in_two_chunks(inside: SimpleNamespace, cut_at: int) -> None:
     expected += [[at] * 3, [at + 1] * 3]
     assert positions.T.tolist() == expected
     assert delta == at + 2 - len(ids)
+
+
+def test_the_kernel_gets_the_row_of_a_line(inside: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kernel:
+        def forward_cpu(self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> list[int]:
+            return positions.tolist()
+
+    class Mrope:
+        def __init__(self) -> None:
+            self._forward_method = self.forward_cpu
+
+        def forward_cpu(self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> None:
+            raise AssertionError("vLLM's own, which is slow")
+
+    monkeypatch.setattr(inside.lines, "MRotaryEmbedding", Mrope)
+    monkeypatch.setattr(inside.lines, "RotaryEmbedding", Kernel)
+    rope, other = Mrope(), Kernel()
+    inside.lines.use_kernel(SimpleNamespace(modules=lambda: [rope, other]))
+    query = torch.zeros(4, 2)
+    assert rope._forward_method(torch.arange(12).reshape(3, 4), query, query) == [4, 5, 6, 7]
+    assert rope._forward_method(torch.arange(4), query, query) == [0, 1, 2, 3]
 
 
 def test_compact_positions_count_what_stays(inside: SimpleNamespace) -> None:
@@ -237,7 +287,7 @@ def test_prompts_get_as_many_tokens_as_stay(inside: SimpleNamespace) -> None:
     processor = make_processor(inside, as_config(QWEN, tokensieve_plan="cover@llm.0:25%"))
     field = inside.processor.FIELD
     processed = processor._postprocess_hf_mm_data(None, {}, {"pixel_values": torch.randn(2, 3, 4)})
-    assert processed[field].shape == (2, 4) and processed[field][:, :2].tolist() == [[4, 6]] * 2
+    assert processed[field].shape == (2, 5) and processed[field][:, :2].tolist() == [[4, 6]] * 2
     hashes = [inside.processor.read_hash(row) for row in processed[field].tolist()]
     assert len(set(hashes)) == 2 and all(0 <= each < 1 << 62 for each in hashes)
     assert field not in processor._postprocess_hf_mm_data(None, {}, {})  # a prompt without images
@@ -245,6 +295,9 @@ def test_prompts_get_as_many_tokens_as_stay(inside: SimpleNamespace) -> None:
     items = {"image": [{field: SimpleNamespace(data=row)} for row in processed[field]]}
     image, video = processor._get_prompt_updates(mm_items=None, hf_processor_mm_kwargs={}, out_mm_kwargs=items)
     assert image.replacement(0) == [9] * 6 and video.replacement == "untouched"
+    items["image"][0][field].data[-1] = 4  # line ends, which stay: 25 % of the other 20 tokens
+    assert image.replacement(0) == [9] * (5 + 4)
+    items["image"][0][field].data[-1] = 0
     too_few = make_processor(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:-24"))
     (image, _) = too_few._get_prompt_updates(mm_items=None, hf_processor_mm_kwargs={}, out_mm_kwargs=items)
     with pytest.raises(ValueError, match="leaves no token of an image that has 24"):
@@ -260,7 +313,7 @@ def test_a_prompt_with_too_many_positions_is_an_error_of_its_request(inside: Sim
         return {"prompt_token_ids": [1] * (words + 6), **image}
 
     processor = make_processor(inside, as_config(LLAVA, tokensieve_plan="cover@out:6"))
-    item = {inside.processor.FIELD: SimpleNamespace(data=torch.tensor([14, 14, 0, 0]))}
+    item = {inside.processor.FIELD: SimpleNamespace(data=torch.tensor([14, 14, 0, 0, 0]))}
     assert processor.apply(made(512 - 196, item))["prompt_token_ids"]
     for again in (item, None):
         with pytest.raises(ValueError, match="takes 513 positions before its images are cut, and the model has 512"):

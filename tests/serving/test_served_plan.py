@@ -161,3 +161,9 @@ def test_every_method_is_served_or_refused_with_a_reason() -> None:
             assert len(str(error)) > 40
         else:
             assert not blocked and 1 <= plan.kept(196) <= 196
+
+
+@pytest.mark.parametrize("scope", ["tile", "prompt"])
+def test_a_budget_is_of_each_image(scope: str) -> None:
+    with pytest.raises(UserError, match=f"leave /{scope} out"):
+        served(f"cover@out:64/{scope}")

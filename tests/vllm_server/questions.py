@@ -14,7 +14,9 @@ from typing import Any
 
 PLANS = ("none", "cover@out:49(sizes=no)", "anchor@out:49", "visionzip@out:64", "divprune@llm.0:40")  # sizes=no: as in vLLM
 PAIRS = 12  # prompts with two images
-FAMILY_PLANS = ("none", "divprune@llm.0:25%", "cover@llm.0:12(sizes=no)")
+MERGING = "cover@llm.0:12(sizes=no)"
+FAMILY_PLANS = ("none", "divprune@llm.0:25%", MERGING)
+PLANS_OF = {"llava_siglip": (*FAMILY_PLANS, "cover@out:16(sizes=no)")}
 SIZES = ((64, 48), (96, 32), (40, 40), (88, 64), (32, 96), (64, 64))
 ASKED = ("what is red ?", "how many blue ?", "what is above red ?", "is blue below ?", "what is ?", "how many ?")
 
@@ -79,7 +81,7 @@ def ask_families(folder: Path) -> dict[str, Any]:
         save(family, folder / family)
         model = transformers.AutoModelForImageTextToText.from_pretrained(folder / family).eval()
         processor = transformers.AutoProcessor.from_pretrained(folder / family)
-        for plan in FAMILY_PLANS:
+        for plan in PLANS_OF.get(family, FAMILY_PLANS):
             rows = []
             for prompt, image in zip(prompts, images, strict=True):
                 inputs = processor(text=prompt, images=image, return_tensors="pt")

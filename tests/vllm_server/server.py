@@ -1,8 +1,9 @@
-"""Starts `tokensieve serve` and asks it through the OpenAI client."""
+"""Starts servers, mostly with `tokensieve serve`, and asks them through the OpenAI client."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -10,11 +11,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+LLAVA = "sieve-llava-8"
 START_SECONDS = 900  # a start takes half a minute where nothing else runs
 ANSWER_SECONDS = 300
 
@@ -22,8 +24,8 @@ ANSWER_SECONDS = 300
 class Server:
     """A server that answers."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path, model: str) -> None:
-        self.process, self.port, self.log, self.model = process, port, log, model
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.process, self.port, self.log = process, port, log
         self.url = f"http://127.0.0.1:{port}"
 
     def wait(self) -> None:
@@ -44,18 +46,31 @@ class Server:
         except OSError:
             return False
 
+    def metric(self, name: str) -> float:
+        """The sum of what the server's /metrics has under a name."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        values = [float(line.split()[-1]) for line in lines if line.partition("{")[0] == name]
+        if not values:
+            raise RuntimeError(f"the server has no metric {name}")
+        return sum(values)
+
+    def signal_all(self, by: signal.Signals) -> None:
+        """A signal to all its processes; nothing where it has ended."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, by)
+
     def stop(self, by: signal.Signals = signal.SIGTERM) -> float:
         """Ends it and all its processes; the seconds that took."""
         start = time.monotonic()
-        if by == signal.SIGKILL:
-            os.killpg(self.process.pid, by)
-        else:
+        if by == signal.SIGTERM:
             self.process.send_signal(by)
+        else:
+            self.signal_all(by)
         try:
             self.process.wait(60)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # what it left
+            self.signal_all(signal.SIGKILL)  # what it left
         return time.monotonic() - start
 
 
@@ -70,26 +85,61 @@ def environment() -> dict[str, str]:
     return {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "INFO"}
 
 
-def start(folder: Path, name: str, *words: str, port: int | None = None, model: str = "sieve-llava-8") -> Server:
+def start(folder: Path, name: str, *words: str, port: int | None = None) -> Server:
     """A server that is starting. words: of `tokensieve serve`."""
     port = port or free_port()
-    log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "tokensieve", "serve", *words, "--port", str(port)]
+    return _run(folder / f"{name}.log", [sys.executable, "-m", "tokensieve", "serve", *words, "--port", str(port)], port)
+
+
+def start_plain(
+    folder: Path, name: str, model: str, overrides: dict[str, Any], port: int | None = None, with_plugin: bool = True
+) -> Server:
+    """vLLM's own server of the embedded LLaVA in a folder, that is starting."""
+    from tokensieve.serving.launch import prepare
+
+    port = port or free_port()
+    command = prepare(LLAVA, "none", None, ["--port", str(port)]).command
+    command[command.index("--model") + 1] = model
+    command[command.index("--hf-overrides") + 1] = json.dumps(overrides)
+    variables = {"VLLM_PLUGINS": "tokensieve" if with_plugin else "", "VLLM_LOGGING_LEVEL": "DEBUG"}  # the log names plug-ins
+    return _run(folder / f"{name}.log", command, port, variables)
+
+
+def _run(log: Path, command: list[str], port: int, variables: Mapping[str, str] | None = None) -> Server:
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
-    return Server(process, port, log, model)
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=out,
+            stdin=subprocess.DEVNULL,
+            env=environment() | dict(variables or {}),
+            start_new_session=True,
+        )
+    return Server(process, port, log)
 
 
 @contextmanager
-def running(folder: Path, name: str, *words: str) -> Iterator[Server]:
-    """A server that answers, stopped in the end."""
-    server = start(folder, name, *words)
+def running(server: Server) -> Iterator[Server]:
+    """A server as soon as it answers; stopped in the end."""
     try:
         server.wait()
         yield server
     finally:
         if server.process.poll() is None:
             server.stop()
+
+
+def ask(server: Server, work: Callable[[Client], Awaitable[Any]], at_a_time: int = 8) -> Any:
+    """What comes of asking a server."""
+
+    async def run() -> Any:
+        client = Client(server, at_a_time)
+        try:
+            return await work(client)
+        finally:
+            await client.openai.close()
+
+    return asyncio.run(run())
 
 
 def content(images: Sequence[str], question: str) -> list[dict[str, Any]]:
@@ -112,7 +162,7 @@ class Client:
         """A reply."""
         async with self.slots:
             return await self.openai.chat.completions.create(
-                model=self.server.model,
+                model=LLAVA,
                 messages=[{"role": "user", "content": content(images, question)}],
                 temperature=0,
                 **{"max_tokens": 16, **more},
@@ -128,11 +178,11 @@ class Client:
         begin, first, pieces = time.monotonic(), 0.0, []
         async with self.slots:
             reply = await self.openai.chat.completions.create(
-                model=self.server.model,
+                model=LLAVA,
                 messages=[{"role": "user", "content": content(images, question)}],
                 temperature=0,
-                max_tokens=16,
                 stream=True,
+                max_tokens=16,
             )
             async for piece in reply:
                 text = piece.choices[0].delta.content if piece.choices else None

@@ -1,5 +1,6 @@
-"""Tiny models with random weights in folders, of every family that vLLM serves under a plan but LLaVA-1.5, which is embedded.
+"""Tiny models with random weights in folders, of every family that vLLM serves under a plan.
 
+LLaVA-1.5 has a SigLIP tower here; the embedded one has a CLIP tower.
 vLLM has kernels for heads of 32 and more, so these are larger than other tiny models of the tests. Images have different sizes.
 """
 
@@ -14,14 +15,14 @@ WORDS = ("user", "assistant", ":", "?", "what", "is", "red", "blue", "above", "b
 VOCABULARY = 128
 PROMPT = "user : <start> <image> <end> {question} assistant :"
 QWEN = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
-FAMILIES = (*QWEN, "llava_next", "llava_onevision")
+FAMILIES = (*QWEN, "llava_next", "llava_onevision", "llava_siglip")
 
 
 def save(family: str, folder: Path) -> None:
     """A model of this family with its processor."""
     import torch
 
-    model, processor = _qwen(family) if family in QWEN else _tiled(family)
+    model, processor = _qwen(family) if family in QWEN else _siglip() if family == "llava_siglip" else _tiled(family)
     made = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -122,6 +123,30 @@ def _tiled(family: str) -> tuple[Any, Any]:
         options |= {"num_image_tokens": 64, "video_processor": transformers.LlavaOnevisionVideoProcessor(size=side)}
     processor = getattr(transformers, f"{name}Processor")(image_processor=images, **options)
     return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
+
+
+def _siglip() -> tuple[Any, Any]:
+    import transformers
+
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=2, image_size=32, patch_size=4
+    )
+    config = transformers.LlavaConfig(
+        vision_config=vision,
+        text_config=transformers.AutoConfig.for_model("llama", **_text()),
+        image_token_id=IMAGE,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        tie_word_embeddings=False,
+    )
+    processor = transformers.LlavaProcessor(
+        image_processor=transformers.SiglipImageProcessor(size={"height": 32, "width": 32}),
+        tokenizer=_tokenizer(),
+        patch_size=4,
+        vision_feature_select_strategy="full",
+        num_additional_image_tokens=0,
+    )
+    return transformers.LlavaForConditionalGeneration(config), processor
 
 
 def _tokenizer() -> Any:

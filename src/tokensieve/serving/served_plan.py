@@ -141,6 +141,11 @@ def _cut_of(plan: Plan, config: Mapping[str, Any], family: ServedFamily) -> tupl
     method = step.method
     if method.on_image:
         raise UserError(f"{step}: {method.name} makes images smaller, which is done before vLLM gets them: send smaller images")
+    if step.budget is not None and step.budget.scope != "image":
+        raise UserError(
+            f"{step}: vLLM encodes each image by itself, with all its tiles, so a budget is of each image; "
+            f"leave /{step.budget.scope} out"
+        )
     _check_method(step)
     depth = tower_depth(config) if family.cuts_tower_output else 0
     where = step.resolved_where(depth or 24)

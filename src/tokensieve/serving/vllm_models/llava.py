@@ -92,7 +92,7 @@ class CutLlava(CutModel, llava.LlavaForConditionalGeneration):
         module = self._layers[number - 1].self_attn
         parts = []
         for part in self._projected[number].chunk(3, dim=-1):
-            whole = tensor_model_parallel_all_gather(part, dim=-1) if module.tp_size > 1 else part
+            whole = tensor_model_parallel_all_gather(part.contiguous(), dim=-1) if module.tp_size > 1 else part
             parts.append(whole.unflatten(-1, (-1, module.head_dim)).transpose(1, 2))  # (B, H, P+N, d)
         q, k, v = parts
         return Attention(q, k, prefix, module.scale, v=v)

@@ -1,11 +1,13 @@
-"""LLaVA-NeXT and LLaVA-OneVision in vLLM. Their tokens come from tiles, with line ends between them, so they are cut before the
-language model, where they are one sequence."""
+"""LLaVA-NeXT and LLaVA-OneVision in vLLM. Their tokens come from tiles, so they are cut before the language model, where they
+are one sequence: the whole image made small, then lines of tokens. Each line has an end, which stays and is in no budget."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
 from vllm.model_executor.models import llava_next, llava_onevision
 
 from tokensieve.serving.vllm_models.model import CutModel, Grid, under_plan
@@ -20,6 +22,28 @@ class TiledProcessor(PlanProcessor):
         sizes = [[int(side) for side in size] for size in processed["image_sizes"]]
         return [(1, self.info.get_num_image_tokens(image_width=w, image_height=h)) for h, w in sizes]
 
+    def line_ends(self, processed: Mapping[str, Any]) -> list[int]:
+        return [self.info.lines(*(int(side) for side in size)) for size in processed["image_sizes"]]
+
+
+class TiledInfo(PlanInfo):
+    """What vLLM asks about images that are cut into tiles."""
+
+    def lines(self: Any, height: int, width: int) -> int:
+        """How many lines of tokens an image of this size has behind the small one."""
+        tower, config = self.get_vision_encoder_info(), self.get_hf_config()
+        tiles = llava_next.get_anyres_image_grid_shape(
+            image_size=(height, width), grid_pinpoints=config.image_grid_pinpoints, patch_size=tower.get_image_size()
+        )
+        _, lines = self._get_num_unpadded_features(
+            original_height=height,
+            original_width=width,
+            npatches=tower.get_patch_grid_length(),
+            num_patch_height=tiles[0],
+            num_patch_width=tiles[1],
+        )
+        return int(lines)
+
 
 class TiledModel(CutModel):
     """The features of an image are one sequence without a grid."""
@@ -28,8 +52,13 @@ class TiledModel(CutModel):
         features = list(super()._process_image_input(image_input))  # type: ignore[misc]
         return self.cut_features(features, features[0].shape[1], lambda grid: None)
 
+    def places_of_line_ends(self, n: int, line_ends: int) -> Tensor:
+        vision = self.config.vision_config
+        small = (vision.image_size // vision.patch_size) ** 2
+        return torch.arange(small, n + 1, (n - small) // line_ends)[1:] - 1
 
-class LlavaNextInfo(PlanInfo, llava_next.LlavaNextProcessingInfo):
+
+class LlavaNextInfo(TiledInfo, llava_next.LlavaNextProcessingInfo):
     """What vLLM asks about images."""
 
 
@@ -45,7 +74,7 @@ class CutLlavaNext(TiledModel, llava_next.LlavaNextForConditionalGeneration):
     hf_to_vllm_mapper = with_bare_tower(stock.hf_to_vllm_mapper)
 
 
-class LlavaOnevisionInfo(PlanInfo, llava_onevision.LlavaOnevisionProcessingInfo):
+class LlavaOnevisionInfo(TiledInfo, llava_onevision.LlavaOnevisionProcessingInfo):
     """What vLLM asks about images."""
 
 

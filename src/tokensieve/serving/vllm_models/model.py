@@ -13,7 +13,8 @@ from tokensieve.serving.choosing import ImageCutter
 from tokensieve.serving.engine_config import plan_of
 from tokensieve.serving.positions import N_COLUMNS, fill_positions, first_positions, offset_columns, span
 from tokensieve.serving.served_plan import PLAN_KEY, ServedPlan
-from tokensieve.serving.vllm_models.processor import FIELD, read_hash
+from tokensieve.serving.vllm_models import line_positions
+from tokensieve.serving.vllm_models.processor import FIELD, N_NUMBERS, read_hash
 
 Grid = tuple[int, int]
 
@@ -41,13 +42,15 @@ class CutModel:
         plan = plan_of(self.config)
         assert plan is not None
         self.plan: ServedPlan = plan
+        if not plan.compact and not plan.has_grid_positions:
+            line_positions.use_kernel(self)
         self.cutter = ImageCutter(plan)
         self.encoder_budget = int(vllm_config.scheduler_config.max_num_batched_tokens)  # tokens before the cut, at a time
         self._images: list[list[int]] = []  # what the processor says about the images that are being encoded
 
     def embed_multimodal(self, **kwargs: Any) -> Any:
         rows = kwargs.pop(FIELD, None)
-        self._images = [] if rows is None else torch.as_tensor(rows).reshape(-1, 4).tolist()
+        self._images = [] if rows is None else torch.as_tensor(rows).reshape(-1, N_NUMBERS).tolist()
         return super().embed_multimodal(**kwargs)  # type: ignore[misc]
 
     def cut_features(self, features: Sequence[Tensor], width: int, grid_of: Callable[[Grid], Grid | None]) -> list[Tensor]:
@@ -56,19 +59,27 @@ class CutModel:
         width: of the features of tokens; what stands behind them (DeepStack) is taken along. grid_of: what the method is told.
         """
         out: list[Tensor] = [features[0]] * len(features)
-        groups: dict[Grid, list[int]] = {}
+        groups: dict[tuple[Grid, int], list[int]] = {}
         for number, row in enumerate(self._images):
-            groups.setdefault((row[0], row[1]), []).append(number)
-        for grid, numbers in groups.items():
+            groups.setdefault(((row[0], row[1]), row[-1]), []).append(number)
+        for (grid, line_ends), numbers in groups.items():
             stacked = torch.stack([features[number] for number in numbers])  # (B, n, E)
-            tokens = stacked[..., :width]
+            stays = self.places_of_line_ends(stacked.shape[1], line_ends).to(stacked.device)  # (F,)
+            can_go = torch.ones(stacked.shape[1], dtype=torch.bool, device=stacked.device).index_fill(0, stays, False)
+            places, free = can_go.nonzero()[:, 0], stacked[:, can_go]  # (N,), (B, N, E)
             hashes = [read_hash(self._images[number]) for number in numbers]
-            chosen = self.cutter.choose(tokens, hashes, grid=grid_of(grid))
+            chosen = self.cutter.choose(free[..., :width], hashes, grid=grid_of(grid))
             index = chosen.index[..., None].expand(-1, -1, stacked.shape[2] - width)
-            made = torch.cat([chosen.apply(tokens), stacked[..., width:].gather(1, index)], dim=-1)
-            for number, each in zip(numbers, self.with_offsets(made, chosen.index, grid[1]), strict=True):
+            made = torch.cat([chosen.apply(free[..., :width]), free[..., width:].gather(1, index)], dim=-1)
+            at, order = torch.cat([places[chosen.index], stays.expand(len(numbers), -1)], dim=1).sort(1)  # (B, K)
+            made = torch.cat([made, stacked[:, stays]], dim=1).gather(1, order[..., None].expand(-1, -1, made.shape[2]))
+            for number, each in zip(numbers, self.with_offsets(made, at, grid[1]), strict=True):
                 out[number] = each
         return out
+
+    def places_of_line_ends(self, n: int, line_ends: int) -> Tensor:
+        """Which of the n tokens of an image end a line, (F,)."""
+        return torch.arange(0)
 
     def with_offsets(self, features: Tensor, index: Tensor, width: int) -> Tensor:
         """Features (B, K, E) with the columns of their offsets, unless positions are compact."""

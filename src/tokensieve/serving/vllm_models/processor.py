@@ -1,6 +1,7 @@
 """The processors of vLLM's models under a plan: prompts get as many image tokens as stay.
 
-Each image goes to the model with four numbers: its grid (h, w) of tokens before the cut, and a hash of its pixels in two parts.
+Each image goes to the model with five numbers: its grid (h, w) of tokens before the cut, a hash of its pixels in two parts, and
+how many of the tokens are line ends, which stay.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from tokensieve.serving.engine_config import plan_of
 from tokensieve.serving.positions import span
 from tokensieve.serving.served_plan import ServedPlan
 
-FIELD = "tokensieve_image"  # of the data of an image: (h, w, hash, hash)
+FIELD = "tokensieve_image"  # of the data of an image: (h, w, hash, hash, line ends)
+N_NUMBERS = 5
 HALF = 31  # bits of each part of a hash
 REMEMBERED = 1 << 16  # grids of images
 _PARTS = ("mm_hashes", "mm_kwargs", "mm_placeholders")  # of what a processor makes of a prompt
 
 
-def image_row(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-    """What the model is told about an image, (4,)."""
+def image_row(pixels: Tensor, grid: tuple[int, int], line_ends: int = 0) -> Tensor:
+    """What the model is told about an image, (5,)."""
     data = pixels.detach().cpu().contiguous().view(torch.uint8).numpy().data
     digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
     mask = (1 << HALF) - 1
-    return torch.tensor([*grid, digest >> 33 & mask, digest & mask])
+    return torch.tensor([*grid, digest >> 33 & mask, digest & mask, line_ends])
 
 
 def read_hash(row: Sequence[int]) -> int:
@@ -87,6 +89,10 @@ class PlanProcessor:
         """The grid of tokens of each image, (h, w), from what the processor of Hugging Face made."""
         raise NotImplementedError
 
+    def line_ends(self, processed: Mapping[str, Any]) -> Sequence[int]:
+        """How many tokens of each image end a line of it; the grid counts them too."""
+        return [0] * len(self.grids(processed))
+
     def pixels(self, processed: Mapping[str, Any]) -> Sequence[Tensor]:
         """The pixels of each image."""
         return list(processed["pixel_values"])
@@ -94,7 +100,8 @@ class PlanProcessor:
     def _postprocess_hf_mm_data(self, *args: Any, **kwargs: Any) -> Any:
         processed = super()._postprocess_hf_mm_data(*args, **kwargs)  # type: ignore[misc]
         if processed.get("pixel_values") is not None:
-            rows = [image_row(*each) for each in zip(self.pixels(processed), self.grids(processed), strict=True)]
+            told = self.pixels(processed), self.grids(processed), self.line_ends(processed)
+            rows = [image_row(*each) for each in zip(*told, strict=True)]
             processed[FIELD] = torch.stack(rows)
         return processed
 
@@ -114,11 +121,11 @@ class PlanProcessor:
 
         def replacement(item: int) -> list[int]:
             ids = stock(item)
-            h, w = out_mm_kwargs["image"][item][FIELD].data.tolist()[:2]
+            h, w, *_, line_ends = out_mm_kwargs["image"][item][FIELD].data.tolist()
             if len(ids) != h * w:
                 raise RuntimeError(f"{len(ids)} placeholders for an image of {h} x {w} tokens")
             try:
-                return list(ids[: plan.kept(h * w)])
+                return list(ids[: plan.kept(h * w - line_ends) + line_ends])
             except UserError as error:
                 raise ValueError(f"tokensieve: {error}") from None
 
