@@ -14,7 +14,7 @@ ALLOWED = {"plan", "seed", "weights"}  # of ours among the arguments; all others
 
 def model_path(pretrained: Any) -> Any:
     """The folder of the embedded model, or what was given: a folder, an id on the Hub, a loaded model."""
-    return os.fspath(embedded.llava_path()) if pretrained == embedded.LLAVA else pretrained
+    return os.fspath(embedded.llava_path(pretrained)) if pretrained in embedded.LLAVAS else pretrained
 
 
 def read_plan(given: Any) -> Plan:

@@ -1,4 +1,4 @@
-"""Errors of generate() that a harness swallows, raised again."""
+"""Errors that a harness swallows: those of generate() are raised again, and an error ends the program with exit code 1."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tokensieve.errors import one_line
+from tokensieve.errors import UserError, one_line
 from tokensieve.models.patching import replace
 
 
 class GenerationFailed(RuntimeError):
     """generate() raised an error, so the answers of the run are not those of the model."""
+
+
+@contextmanager
+def end_run() -> Iterator[None]:
+    """Ends the program on an error of the block, with one line and exit code 1.
+
+    lmms-eval's command line catches every Exception, and ends with exit code 0; a script that calls it would go on.
+    """
+    try:
+        yield
+    except (GenerationFailed, UserError) as error:
+        raise SystemExit(f"tokensieve: error: {error}") from error
 
 
 @contextmanager

@@ -10,14 +10,14 @@ from tokensieve import embedded
 from tokensieve.cutting.handle import apply
 from tokensieve.device import find_device
 from tokensieve.harnesses.arguments import model_path, read_plan, read_seed
-from tokensieve.harnesses.failures import raise_failures
+from tokensieve.harnesses.failures import end_run, raise_failures
 
 
 class PlannedLlava(LlavaHf):
     """LlavaHf with a plan attached for its whole life.
 
     The arguments of --model_args are `plan` (with ; for , or @FILE), `seed` and `weights`, and those of llava_hf. That class
-    logs an error of generate() and scores an empty answer; here the run ends with the error.
+    logs an error of generate() and scores an empty answer; here the program ends with the error.
     """
 
     is_simple = False
@@ -32,13 +32,14 @@ class PlannedLlava(LlavaHf):
         device_map: str = "",
         **arguments: Any,
     ) -> None:
-        parsed, first_seed = read_plan(plan), read_seed(seed)
-        name = str(find_device(device))
+        with end_run():
+            parsed, first_seed, name = read_plan(plan), read_seed(seed), str(find_device(device))
         super().__init__(pretrained=model_path(pretrained), device=name, device_map=device_map or name, **arguments)
-        self.handle = apply(self.model, parsed, seed=first_seed, weights=weights)
+        with end_run():
+            self.handle = apply(self.model, parsed, seed=first_seed, weights=weights)
 
     def generate_until(self, requests: list[Any]) -> list[Any]:
-        """The answers; GenerationFailed if one could not be generated."""
-        with raise_failures(self.model):
+        """The answers; the program ends if one could not be generated."""
+        with end_run(), raise_failures(self.model):
             answers: list[Any] = super().generate_until(requests)
         return answers
