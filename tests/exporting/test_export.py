@@ -37,6 +37,13 @@ def images(batch: int, size: int) -> Tensor:
     return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(batch))
 
 
+def shown(page: str) -> str:
+    """The lines of a page that run an exported file."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (lines,) = [block for block in re.findall(r"```python\n(.*?)```", text, flags=re.S) if "InferenceSession" in block]
+    return lines
+
+
 @pytest.mark.slow
 def test_an_onnx_file_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -62,29 +69,40 @@ def test_an_onnx_file_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # the lines of the documentation, on a photo of the model's size
     photo = Image.fromarray(torch.randint(256, (side, side, 3), dtype=torch.uint8).numpy())
     photo.save(tmp_path / "photo.png")
-    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
-    (lines,) = [block for block in re.findall(r"```python\n(.*?)```", page, flags=re.S) if "InferenceSession" in block]
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(lines, names)
+    exec(shown("docs/export.md"), names)
     with torch.no_grad(), tokensieve.apply(loaded.model, "anchor@4:49"):
         expected = loaded.model.encode_image(loaded.transform(photo)[None])
     assert_near(torch.from_numpy(names["features"]), expected, steps=1000)
+    exec(shown("README.md"), names)
+    assert names["features"].shape == (2, 128)
 
 
 @pytest.mark.slow
-def test_tower_and_projector_of_a_llava(tmp_path: Path) -> None:
-    path, plan = tmp_path / "llava.pt2", "cover@out:49"
-    assert run_cli("--model", embedded.LLAVA, "--plan", plan, "--output", path, "--quiet") == 0
-    extra = {"tokensieve.json": ""}
-    program = torch.export.load(path, extra_files=extra)
-    assert json.loads(extra["tokensieve.json"])["outputs"] == ["tokens", "positions"]
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_tower_and_projector_of_a_llava(suffix: str, tmp_path: Path) -> None:
+    path, plan = tmp_path / f"llava.{suffix}", "cover@out:49"
     loaded = load_vlm()
     x = images(2, loaded.model.config.vision_config.image_size)
+    if suffix == "onnx":
+        onnxruntime = pytest.importorskip("onnxruntime")
+    assert run_cli("--model", embedded.LLAVA, "--plan", plan, "--output", path, "--quiet") == 0
+    if suffix == "onnx":
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        text = session.get_modelmeta().custom_metadata_map["tokensieve"]
+        tokens, positions = (torch.from_numpy(out) for out in session.run(["tokens", "positions"], {"images": x.numpy()}))
+    else:
+        extra = {"tokensieve.json": ""}
+        program = torch.export.load(path, extra_files=extra)
+        text = extra["tokensieve.json"]
+        with torch.no_grad():
+            tokens, positions = program.module()(x)
+    about = json.loads(text)
+    assert about["outputs"] == ["tokens", "positions"] and about["plan"] == plan
+    assert about["preprocessing"]["image_size"] == [x.shape[2], x.shape[3]]
     with torch.no_grad(), tokensieve.apply(loaded.model, plan):
         full = loaded.model.model.get_image_features(x).pooler_output  # zeros where nothing was kept
-    with torch.no_grad():
-        tokens, positions = program.module()(x)
     for image, kept, at in zip(full, tokens, positions, strict=True):
         assert_near(kept, image[at], steps=1000)
         assert int((image.abs().sum(-1) > 0).sum()) == len(at) == 49
@@ -129,6 +147,14 @@ def test_a_file_that_does_not_agree_is_not_written() -> None:
             verify.compare(lambda x: [encoder(x) * torch.nan], encoder, handle, (32, 32))
         with pytest.raises(UserError, match="the file gives"):
             verify.compare(lambda x: [encoder(x)[:, :3]], encoder, handle, (32, 32))
+
+
+def test_numbers_of_tokens_are_equal_or_wrong() -> None:
+    wanted = torch.tensor([[1, 4], [2, 3]])
+    assert verify.difference(wanted, wanted).tolist() == [0, 0]
+    assert verify.difference(torch.tensor([[1, 4], [3, 2]]), wanted).tolist() == [0, float("inf")]
+    values = torch.tensor([[1.0, -4.0], [2.0, 3.0]])
+    assert verify.difference(values + torch.tensor([[0.0, 1.0], [0.0, 0.0]]), values).tolist() == [0.25, 0]
 
 
 @pytest.mark.parametrize(

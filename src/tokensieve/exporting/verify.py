@@ -48,6 +48,16 @@ def run_program(content: bytes) -> Run:
     return run
 
 
+def difference(got: Tensor, wanted: Tensor) -> Tensor:
+    """How far each image of an output is from the model's, (B, ...) -> (B,): relative to the largest number of the model.
+
+    Numbers of tokens are equal or infinitely far.
+    """
+    if not wanted.is_floating_point():
+        return torch.where((got != wanted).flatten(1).any(1), torch.inf, 0.0)
+    return (got.float() - wanted.float()).flatten(1).abs().amax(1) / wanted.float().abs().amax()
+
+
 def compare(run: Run, encoder: nn.Module, handle: Handle, image_size: tuple[int, int], seed: int = 0) -> Agreement:
     """The agreement of a file with its encoder; a UserError if there is none.
 
@@ -58,17 +68,19 @@ def compare(run: Run, encoder: nn.Module, handle: Handle, image_size: tuple[int,
     differences: list[float] = []
     for batch in BATCHES:
         images = torch.randn(batch, 3, *image_size, generator=generator)
-        with torch.no_grad(), handle.call(samples=torch.arange(batch)):  # a graph counts the images of each batch from 0
+        # a graph counts the images of each batch from 0
+        with torch.no_grad(), handle.call(samples=torch.arange(batch)):
             out = encoder(images)
-            wanted = (out if isinstance(out, Tensor) else out[0]).float()
-            got = run(images)[0].float()
-        if got.shape != wanted.shape:
-            raise UserError(f"the file gives {tuple(got.shape)} for {batch} images, the model {tuple(wanted.shape)}")
-        differences += ((got - wanted).flatten(1).abs().amax(1) / wanted.abs().amax()).tolist()
-    other = sum(not difference <= LARGEST for difference in differences)
+        wanted, got = [out] if isinstance(out, Tensor) else list(out), list(run(images))
+        if [tuple(x.shape) for x in got] != [tuple(x.shape) for x in wanted]:
+            shapes = [" and ".join(str(tuple(x.shape)) for x in outputs) for outputs in (got, wanted)]
+            raise UserError(f"the file gives {shapes[0]} for {batch} images, the model {shapes[1]}")
+        of_outputs = torch.stack([difference(x, y) for x, y in zip(got, wanted, strict=True)])
+        differences += of_outputs.amax(0).tolist()  # the largest of all outputs; NaN, if there is one
+    other = sum(not each <= LARGEST for each in differences)
     if other > MAX_OTHER:
         raise UserError(
             f"the exported graph does not agree with the model: for {other} of {len(differences)} random images the outputs "
             f"differ by up to {max(differences):.2g} of the largest number. Nothing was written."
         )
-    return Agreement(len(differences), max(d for d in differences if d <= LARGEST), other)
+    return Agreement(len(differences), max(each for each in differences if each <= LARGEST), other)
