@@ -54,7 +54,7 @@ def refused(annotation: Any, value: Any) -> bool:
 
 def test_all_files_are_looked_at():
     paths = {path for path, _ in LEAVES}
-    assert len(SCHEMAS) == 6 and len(paths) > 150
+    assert len(SCHEMAS) == 7 and len(paths) > 150
     assert {"ClipTraining.optimizer.lr", "ReidTraining.SOLVER.BASE_LR", "PruningTraining.search_settings.space.low"} <= paths
 
 

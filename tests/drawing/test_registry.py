@@ -90,7 +90,7 @@ def test_declarations_import_no_torch() -> None:
     heavy = "[name for name in ('torch', 'numpy', 'PIL', 'matplotlib') if name in sys.modules]"
     code = f"import sys; from tokensieve.drawing.registry import SHOW_INPUTS; print(sorted(SHOW_INPUTS), {heavy})"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed == "['images', 'questions', 'reid'] []\n"
+    assert printed == "['images', 'questions', 'reid', 'videos'] []\n"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ def arguments(images: list[str], **flags: Any) -> argparse.Namespace:
         "compare": [],
         "model": None,
         "question": None,
+        "frames": None,
         "gallery": False,
         "ranks": 10,
         "modalities": None,

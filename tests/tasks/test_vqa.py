@@ -159,7 +159,7 @@ def test_a_folder_is_loaded_with_its_processor(loaded: LoadedVlm, tmp_path: Path
 
 def test_the_prompt_is_the_processors(loaded: LoadedVlm, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_vlm.prompt(loaded.processor, "what ?") == "user : <image> what ? assistant :"
-    assert load_vlm.prompt(loaded.processor, "what ?", image=False) == "user : what ? assistant :"
+    assert load_vlm.prompt(loaded.processor, "what ?", None) == "user : what ? assistant :"
     monkeypatch.setattr(loaded.processor, "chat_template", None)
     assert load_vlm.prompt(loaded.processor, "what ?") == "USER: <image>\nwhat ? ASSISTANT:"
 
@@ -185,13 +185,14 @@ def test_blind_means_that_nothing_is_seen(loaded: LoadedVlm) -> None:
     seen, grey = (ask(loaded.processor, items(2), blind=blind) for blind in (False, True))
     assert grey["pixel_values"].abs().max() < 0.01 < seen["pixel_values"].abs().max()
     assert torch.equal(seen["input_ids"], grey["input_ids"])
-    assert answering.grey(loaded.processor, Image.new("RGB", (30, 20))).size == (30, 20)
+    assert answering.grey(loaded.processor.image_processor, Image.new("RGB", (30, 20))).size == (30, 20)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("sieve-llava-9", "Did you mean 'sieve-llava-8'"),
+        ("sieve-llava-vid-8", "Did you mean 'sieve-llava-video-8'"),
         ("nobody/nothing", "not on this machine .* Connect once"),
         ("../x/y", "no id on the Hub"),
     ],

@@ -62,6 +62,7 @@ class DatasetSpec:
     shares: str = ""  # the prefix, where several declarations share one, each for other contents
     holds: str | None = None  # of such a declaration: "module:function", (name) -> bool, whether the data has its contents
     check: str | None = None  # "module:function", (name) -> None: a UserError if the data is not there; reads little of it
+    model: str = ""  # of a run without --model, where it is another than the default of the model type
 
     @property
     def prefix(self) -> str:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tokensieve.data.images import BrokenImage
+from tokensieve.data.videos import LONG, Video
 from tokensieve.data.vqa_items import QuestionRecord, VqaData, VqaItem
-from tokensieve.data.vqa_layouts import gqa, jsonl, mmbench, pope, scienceqa, table, textvqa, vqav2
+from tokensieve.data.vqa_layouts import gqa, jsonl, mmbench, pope, scienceqa, table, textvqa, videos, vqav2
+from tokensieve.data.vqa_layouts.images import VideoFolder
 from tokensieve.data.vqa_layouts.layout import Contents, Files, Layout, few
 from tokensieve.errors import UserError
 from tokensieve.provenance import digest
 
-LAYOUTS = {module.LAYOUT.name: module.LAYOUT for module in (vqav2, gqa, textvqa, pope, scienceqa, mmbench, jsonl, table)}
+LAYOUTS = {
+    module.LAYOUT.name: module.LAYOUT for module in (vqav2, gqa, textvqa, pope, scienceqa, mmbench, jsonl, table, videos)
+}
 
 
 def build(
@@ -54,11 +59,14 @@ class FileQuestions(VqaData):
     def __init__(self, layout: Layout, split: str, contents: Contents, records: list[QuestionRecord]) -> None:
         self.layout, self.contents, self.images, self.records = layout, contents, contents.images, records
         self.name, self.split, self.scoring = layout.name, split, layout.scoring
+        self.kind = self.images.kind
 
     @property
     def fingerprint(self) -> str:  # type: ignore[override]
         files = dict.fromkeys(record.file for record in self.records)
-        return digest([self.name, self.split, self.records, [(file, *self.images.stamp(file)) for file in files]])
+        stamps = [(file, *self.images.stamp(file)) for file in files]
+        frames = [self.images.frames] if isinstance(self.images, VideoFolder) else []
+        return digest([self.name, self.split, self.records, stamps, *frames])
 
     def __len__(self) -> int:
         return len(self.records)
@@ -66,11 +74,18 @@ class FileQuestions(VqaData):
     def __getitem__(self, index: int) -> VqaItem:
         record = self.records[index]
         try:
-            image = self.images.open(record.file)
+            seen = self.images.open(record.file)
         except BrokenImage as error:
             raise BrokenImage(f"{record.file} (question {record.id}): {error}") from error
         about = record.id, record.kind, record.file, record.choices, record.turn
-        return VqaItem(image, record.text, list(record.answers), *about)
+        image, video = (seen.frames[0], seen) if isinstance(seen, Video) else (seen, None)
+        return VqaItem(image, record.text, list(record.answers), *about, video)
+
+    def with_frames(self, number: int) -> VqaData:
+        if not isinstance(self.images, VideoFolder):
+            return super().with_frames(number)
+        contents = replace(self.contents, images=VideoFolder(self.images.folder, number))
+        return FileQuestions(self.layout, self.split, contents, self.records)
 
     def in_all_rotations(self) -> VqaData:
         if not all(record.choices for record in self.records):
@@ -81,13 +96,13 @@ class FileQuestions(VqaData):
     def check(self, allowed: float = 0.0) -> list[str]:
         images = self.images.list_names(record.file for record in self.records)
         lost = [_name_of(record) for record in self.records if record.file not in images]
-        no_image = f"of {len(self)} questions have no image in {self.images}"
+        no_image = f"of {len(self)} questions have no {self.kind} in {self.images}"
         unanswered = [_name_of(record) for record in self.records if not any(map(str.strip, record.answers))]
         ids = Counter((record.id, record.turn) for record in self.records)
         problems = {
             no_image: lost if len(lost) > allowed * len(self) else [],
             "questions have no answer (annotation)": unanswered,
-            "images have no question": [_name_of(record) for record in self.records if not record.question.strip()],
+            f"{self.kind}s have no question": [_name_of(record) for record in self.records if not record.question.strip()],
             "question ids come more than once": [key for (key, _), count in ids.items() if count > 1],
         }
         if any(problems.values()):
@@ -96,10 +111,23 @@ class FileQuestions(VqaData):
         used = images if self.layout.shares_images else {record.file for record in self.contents.records}
         remarks = {
             no_image: lost,
-            "questions are asked of the same image more than once": [f"{q!r} of {f}" for (f, q, _), n in same.items() if n > 1],
-            "images have no question about them": sorted(images - used),
+            f"questions are asked of the same {self.kind} more than once": [
+                f"{q!r} of {f}" for (f, q, _), n in same.items() if n > 1
+            ],
+            f"{self.kind}s have no question about them": sorted(images - used),
+            **self._long_videos(images),
         }
         return [f"{self.name} ({self.split}): {remark}" for remark in [*summarise_problems(remarks), *self.contents.remarks]]
+
+    def _long_videos(self, there: set[str]) -> dict[str, list[str]]:
+        """The videos of which a few frames show little, by what is to be said of them."""
+        if not isinstance(self.images, VideoFolder):
+            return {}
+        lengths = {
+            file: self.images.seconds(file) for file in dict.fromkeys(record.file for record in self.records) if file in there
+        }
+        long = [f"{file} ({length / 60:.0f} min)" for file, length in lengths.items() if length is not None and length > LONG]
+        return {f"videos are longer than {LONG / 60:.0f} minutes, and {self.images.frames} frames of each are shown": long}
 
 
 def summarise_problems(problems: Mapping[str, Sequence[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A question about an image with its answers, and the data sets that hold such questions."""
+"""A question about an image or a video with its answers, and the data sets that hold such questions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from PIL import Image
 from torch.utils.data import Dataset
 
+from tokensieve.data.videos import Video
 from tokensieve.errors import UserError
 
 LETTERS = string.ascii_uppercase  # of the options of a multiple choice
@@ -28,6 +29,7 @@ class VqaItem:
     file: str = ""  # which image: several questions may be about one
     choices: tuple[str, ...] = ()  # the options of a multiple choice, from A on; the answer is a letter
     turn: int = 0  # by how many positions the options are rotated
+    video: Video | None = None  # what the question is about, if not about a single image; `image` is then its first frame
 
     @property
     def answer(self) -> str:
@@ -98,3 +100,7 @@ class VqaData(Dataset[VqaItem]):
     def in_all_rotations(self) -> VqaData:
         """The same questions, each once for every rotation of its options; a UserError if they have none."""
         raise UserError(f"--circular: the questions of {self.name} have no options to rotate; leave it out.")
+
+    def with_frames(self, number: int) -> VqaData:
+        """The same questions, with so many frames of each video; a UserError if they are not about videos."""
+        raise UserError(f"--frames: the questions of {self.name} are about images; leave it out.")

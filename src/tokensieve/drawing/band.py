@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tokensieve.cutting.passes import IMAGE, Row
+from tokensieve.cutting.passes import RESIZED, Row
 from tokensieve.data.images import BrokenImage, open_photo
 from tokensieve.drawing.geometry import Frame, find_frame
 from tokensieve.drawing.stages import DROPPED, Stage, stages
@@ -83,7 +83,7 @@ def make_band(
         name=name,
         notes=notes,
         zeroed=any(step.rest == "zero" for step in handle.plan.steps),
-        resized=next((row for row in handle.ledger if row.layer == IMAGE), None),
+        resized=next((row for row in handle.ledger if row.layer in RESIZED), None),
     )
 
 

@@ -50,7 +50,7 @@ def draw_kept(axis: Any, band: Band, stage: Stage) -> None:
     if len(kept):
         _show(axis, band, pixels).set_clip_path(_path(kept), axis.transData)
     if joint.any():
-        colours = tints(stage.groups, joint, band.grid)
+        colours = tints(stage.groups, joint, band.grid) if stage.colours is None else stage.colours
         axis.add_collection(PolyCollection(_corners(patches[joint]), facecolors=[to_rgba(c, 0.62) for c in colours[joint]]))
         axis.add_collection(LineCollection(_borders(patches, stage.groups, band.grid), colors="#FFFFFF", linewidths=0.9))
         middles = patches.reshape(-1, 2, 2).mean(axis=1)  # (N, 2)
@@ -172,14 +172,18 @@ def _borders(patches: np.ndarray, groups: np.ndarray, grid: tuple[int, int] | No
     return [*corners[:, 1:][beside][:, [0, 3]], *corners[1:][below][:, [0, 1]]]
 
 
-def tints(groups: np.ndarray, joint: np.ndarray, grid: tuple[int, int] | None) -> np.ndarray:
-    """(N,) a colour for each patch: groups that touch, even at a corner, get different ones as long as there are enough."""
+def tints(groups: np.ndarray, joint: np.ndarray, grid: tuple[int, ...] | None) -> np.ndarray:
+    """(N,) a colour for each patch: groups that touch, even at a corner, get different ones as long as there are enough.
+
+    grid: (h, w), or (frames, h, w): groups touch those of the next frame too.
+    """
     assert grid is not None
-    group = np.where(joint, groups, -1).reshape(grid)
+    *frames, high, wide = grid
+    group = np.where(joint, groups, -1).reshape(*(frames or [1]), high, wide)
     touching: dict[int, set[int]] = {int(g): set() for g in np.unique(group) if g >= 0}
-    for down, right in ((0, 1), (1, 0), (1, 1), (1, -1)):
-        a = group[: grid[0] - down, max(0, -right) : grid[1] - max(0, right)]
-        b = group[down:, max(0, right) : grid[1] + min(0, right)]
+    for later, down, right in ((0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, -1), (1, 0, 0)):
+        a = group[: len(group) - later, : high - down, max(0, -right) : wide - max(0, right)]
+        b = group[later:, down:, max(0, right) : wide + min(0, right)]
         for one, other in zip(a.ravel().tolist(), b.ravel().tolist(), strict=True):
             if one != other and one >= 0 and other >= 0:
                 touching[one].add(other)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.flags import Flag
+from tokensieve.flags import Flag, integer_in
 from tokensieve.registry import Registry
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class ShowInput:
 PANELS: Registry[PanelKind] = Registry("kind of panel")
 SHOW_INPUTS: Registry[ShowInput] = Registry("kind of input")
 
-# The last declaration that accepts the arguments wins: plug-ins, then questions, then image files, which accept everything.
+# The last declaration that accepts the arguments wins: plug-ins, then videos, then questions, then image files, which
+# accept everything.
 SHOW_INPUTS.add(
     ShowInput(
         "images",
@@ -70,6 +71,17 @@ SHOW_INPUTS.add(
         accepts="tokensieve.drawing.show_questions:accepts",
         run="tokensieve.drawing.show_questions:run",
         flags=(Flag("question", "ask a vision-language model this, and show its answers", options={"metavar": "TEXT"}),),
+    ),
+    origin=__name__,
+)
+SHOW_INPUTS.add(
+    ShowInput(
+        "videos",
+        "a video file or embedded-clips:N, as frames and as a moving picture (GIF)",
+        accepts="tokensieve.drawing.show_videos:accepts",
+        run="tokensieve.drawing.show_videos:run",
+        datasets="tokensieve.drawing.show_videos:DATASETS",
+        flags=(Flag("frames", "of a video (default: 8)", options={"type": integer_in(1, 64), "metavar": "N"}),),
     ),
     origin=__name__,
 )

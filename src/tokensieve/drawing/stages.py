@@ -31,15 +31,19 @@ class Stage:
     groups: np.ndarray  # (N,), the output token that each patch is part of, -1 where it is dropped
     scores: np.ndarray | None  # (N,), of the token that each patch was part of before the cut; NaN if dropped earlier
     shares: np.ndarray | None = None  # (N,), of each patch in the mean of all tokens, for methods that mix patches
+    colours: np.ndarray | None = None  # (N,) as `panels.tints` makes them, "" where a patch is alone; None: not chosen yet
 
     def of(self, tokens: np.ndarray) -> Stage:
         """Of these tokens alone, in the order in which they are drawn."""
-        chosen = [None if values is None else values[tokens] for values in (self.scores, self.shares)]
-        return replace(self, states=self.states[tokens], groups=self.groups[tokens], scores=chosen[0], shares=chosen[1])
+        chosen = {name: getattr(self, name) for name in ("states", "groups", "scores", "shares", "colours")}
+        parts: dict[str, Any] = {name: None if values is None else values[tokens] for name, values in chosen.items()}
+        return replace(self, **parts)
 
     @property
     def joint(self) -> np.ndarray:
         """(N,), whether a patch is merged with others into one token."""
+        if self.colours is not None:  # those of a single frame, whose others may be in other frames
+            return self.colours != ""
         if self.shares is not None:
             return np.zeros(len(self.groups), dtype=bool)
         sizes = np.bincount(self.groups[self.groups >= 0], minlength=self.tokens_out)

@@ -1,9 +1,10 @@
 """The small trained models that ship with the package, so that everything runs on a fresh clone without a download.
 
 `sieve-vit-8` is a CLIP; `sieve-coca-8` is the same CLIP with a decoder that writes captions; `sieve-llava-8` is a LLaVA that
-answers questions, in a folder as transformers' from_pretrained reads it (`llava_path`); `sieve-reid-6` re-identifies people, in
-a folder as `reid.loading` reads it, and `sieve-reid-6-merge` does so with fewer tokens inside the backbone. `register` adds the
-first two architectures to open_clip through its own API; from then on they are open_clip models like any other:
+answers questions, in a folder as transformers' from_pretrained reads it (`llava_path`), and `sieve-llava-video-8` is one that
+answers questions about clips; `sieve-reid-6` re-identifies people, in a folder as `reid.loading` reads it, and
+`sieve-reid-6-merge` does so with fewer tokens inside the backbone. `register` adds the first two architectures to open_clip
+through its own API; from then on they are open_clip models like any other:
 
     register()
     model, _, preprocess = open_clip.create_model_and_transforms(MODEL, pretrained=str(weights_path(PRETRAINED)))
@@ -23,6 +24,8 @@ MODEL, PRETRAINED = "sieve-vit-8", "scenes-v1"
 CAPTIONER, CAPTIONER_PRETRAINED = "sieve-coca-8", "captions-v1"
 MODELS = {MODEL: (PRETRAINED,), CAPTIONER: (CAPTIONER_PRETRAINED,)}  # the weights that ship for each model
 LLAVA = "sieve-llava-8"
+LLAVA_VIDEO = "sieve-llava-video-8"
+LLAVAS = (LLAVA, LLAVA_VIDEO)
 REID, REID_PRETRAINED = "sieve-reid-6", "sieve-reid-6-pretrain"  # the latter is what the former began with
 REID_MERGE = "sieve-reid-6-merge"  # trained with a merge inside the backbone
 DATASET = "embedded"
@@ -68,9 +71,9 @@ def weights_path(tag: str = PRETRAINED) -> Path:
     return _FOLDER / f"{tag}.safetensors"
 
 
-def llava_path() -> Path:
-    """The folder of the LLaVA, for transformers' `from_pretrained`."""
-    return _FOLDER / LLAVA
+def llava_path(name: str = LLAVA) -> Path:
+    """The folder of one of `LLAVAS`, for transformers' `from_pretrained`."""
+    return _FOLDER / name
 
 
 def reid_path(name: str = REID) -> Path:

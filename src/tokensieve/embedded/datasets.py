@@ -16,6 +16,8 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from tokensieve.embedded import scene_texts
+from tokensieve.embedded.clip_texts import ask_clip
+from tokensieve.embedded.clips import Clip
 from tokensieve.embedded.scenes import HELD_OUT, PAIRS, SEEN, Scene, name_of, render, several, single
 from tokensieve.errors import UserError, did_you_mean
 
@@ -73,7 +75,7 @@ class EmbeddedScenes(Dataset[tuple[Any, int]]):
         return (self.transform(image) if self.transform else image), label
 
 
-_CAPTIONS_START, _QUESTIONS_START, _SELECTION_START = 20_000_000, 30_000_000, 40_000_000
+_CAPTIONS_START, _QUESTIONS_START, _SELECTION_START, _CLIPS_START = 20_000_000, 30_000_000, 40_000_000, 50_000_000
 
 
 class EmbeddedCaptions(Dataset[tuple[Any, list[str]]]):
@@ -156,6 +158,25 @@ class EmbeddedQuestions(Dataset[tuple[Any, scene_texts.Question]]):
         scene, question = self.ask(index)
         image = Image.fromarray(render(scene))
         return (self.transform(image) if self.transform else image), question
+
+
+class EmbeddedClips(Dataset[tuple[list[Image.Image], scene_texts.Question]]):
+    """Clips of eight frames, each with a question and its short answer: (frames, question). Kinds of questions take turns."""
+
+    def __init__(self, split: str = "test", length: int = 1_000) -> None:
+        self.seed, self.length = split_seed(split), length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def ask(self, index: int) -> tuple[Clip, scene_texts.Question]:
+        return ask_clip(self.seed, _CLIPS_START + index, SEEN)
+
+    def __getitem__(self, index: int) -> tuple[list[Image.Image], scene_texts.Question]:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        clip, question = self.ask(index)
+        return [Image.fromarray(render(scene)) for scene in clip.scenes()], question
 
 
 def as_batch(images: list[np.ndarray]) -> np.ndarray:

@@ -94,6 +94,7 @@ class Scene:
     relief: float  # strength of the blobs
     noise: float  # half width of the uniform pixel noise
     ground_seed: int
+    grain_seed: int | None = None  # of the pixel noise, where it is another than the background's: frames of a clip
 
 
 @dataclass(frozen=True)
@@ -247,6 +248,8 @@ def render(scene: Scene) -> np.ndarray:
     slope_x, slope_y = light.slope
     shine = np.float32(light.brightness) + np.float32(slope_x) * _CENTRED + (np.float32(slope_y) * _CENTRED)[:, None]
     canvas *= shine * np.array(light.cast, np.float32)[:, None, None]
+    if scene.grain_seed is not None:
+        rng = np.random.default_rng(scene.grain_seed)
     grain = rng.integers(0, 256, canvas.shape, dtype=np.uint8).astype(np.float32)
     grain -= 127.5
     grain *= np.float32(scene.noise / 127.5)
@@ -282,7 +285,7 @@ def random_thing(rng: np.random.Generator, pair: Pair, x: float, y: float, size:
     )
 
 
-def _dress(rng: np.random.Generator, objects: Sequence[Thing], difficulty: Difficulty) -> Scene:
+def dress(rng: np.random.Generator, objects: Sequence[Thing], difficulty: Difficulty) -> Scene:
     """Put objects into a scene: background, light, clutter, noise, and distractors anywhere."""
     most = 1 + difficulty.between(1, 7)
     distractors = []
@@ -316,7 +319,7 @@ def single(seed: int, index: int, pair: Pair, difficulty: Difficulty = FULL) -> 
     rng = np.random.default_rng([seed, index])
     size = rng.uniform(difficulty.smallest, difficulty.largest)
     x, y = rng.uniform(size / 2, SIZE - size / 2, 2)
-    return _dress(rng, [random_thing(rng, pair, x, y, size)], difficulty)
+    return dress(rng, [random_thing(rng, pair, x, y, size)], difficulty)
 
 
 def several(
@@ -340,4 +343,4 @@ def several(
         tries += 1
         if tries % 50 == 0:  # a corner was painted shut: begin again
             placed.clear()
-    return _dress(rng, placed, difficulty)
+    return dress(rng, placed, difficulty)

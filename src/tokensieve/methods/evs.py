@@ -32,7 +32,7 @@ from tokensieve.scoring import full_precision, top
 @full_precision
 def evs(view: View, keep: int) -> Reduction:
     """The first frame, then the largest differences to the frame before."""
-    frames = view.grid[0] if view.grid is not None and len(view.grid) == 3 else 1
+    frames = view.video_grid()[0]
     unit = F.normalize(view.tokens.float(), dim=-1).unflatten(1, (frames, -1))  # (B, F, n, D)
     change = 1 - (unit[:, 1:] * unit[:, :-1]).sum(-1)  # (B, F-1, n)
     first = torch.full_like(unit[:, :1, :, 0], torch.inf)  # (B, 1, n)

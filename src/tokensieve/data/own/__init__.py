@@ -3,6 +3,7 @@
     folder:PHOTOS      a folder for each class, with images at any depth (folders.py); of re-identification see reid/own.py
     csv:FILE           a table with images and labels, captions, or questions, by the names of its columns (tables.py)
     images:PHOTOS      images without labels: a folder, or a single file
+    videos:FOLDER      videos with a table of questions about them (vqa_layouts/videos.py)
 
 Images are read by `open_photo`: upright, as their EXIF says. Paths in a table are relative to the table.
 """
@@ -47,10 +48,23 @@ _declare(
 )
 _declare(
     "questions in csv:",
-    "questions about images, in a table",
+    "questions about images or videos, in a table",
     "tokensieve.data.vqa_files:build",
     "questions",
     "vqa",
     "csv:",
     f"{_HERE}.tables:has_questions",
+)
+DATASETS.add(
+    DatasetSpec(
+        "videos:",
+        "questions about videos, in a folder with questions.csv",
+        "tokensieve.data.vqa_files:build",
+        "questions",
+        "vqa",
+        group=OWN,
+        argument="DIR",
+        check=f"{_HERE}.folders:check_videos",
+    ),
+    origin=__name__,
 )

@@ -52,6 +52,12 @@ def check(name: str) -> None:
     raise UserError(f"--dataset {short(name, 200)}: there is no folder {short(path, 200)}.")
 
 
+def check_videos(name: str) -> None:
+    """A UserError if videos:PATH names no folder."""
+    if not path_of(name).is_dir():
+        raise UserError(f"--dataset {short(name, 200)} names no folder: give one with videos and questions.csv.")
+
+
 def list_images(folder: Path) -> Listing:
     """The image files in a folder and the folders inside. Hidden files and folders do not count."""
     found, others = [], Counter[str]()

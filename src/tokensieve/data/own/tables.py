@@ -24,6 +24,7 @@ EXAMPLES = 3  # of every kind of problem are named
 ADVICE = "Save it as CSV in UTF-8."
 COLUMNS = {  # what a column is: the names that it may have
     "image": ("image", "file", "filename", "filepath", "path", "image_path"),
+    "video": ("video", "clip", "video_path"),
     "label": ("label", "class", "category"),
     "caption": ("caption", "text", "title"),
     "question": ("question",),

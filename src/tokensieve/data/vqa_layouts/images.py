@@ -1,4 +1,4 @@
-"""Where the images of questions are: in a folder, or inside the file of the questions."""
+"""Where the images or videos of questions are: in a folder, or inside the file of the questions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from tokensieve.data import videos
 from tokensieve.data.images import SUFFIXES, BrokenImage, open_image
+from tokensieve.data.videos import Video
 from tokensieve.provenance import file_stat
 
 
 class Images(Protocol):
-    """Images by name."""
+    """Images by name, or videos."""
 
-    def open(self, name: str) -> Image.Image:
-        """The image in RGB; BrokenImage if it is missing or damaged."""
+    kind: str  # "image" or "video", for messages
+
+    def open(self, name: str) -> Image.Image | Video:
+        """The image in RGB, or the video; BrokenImage if it is missing or damaged."""
 
     def list_names(self, wanted: Iterable[str]) -> set[str]:
         """All images where the wanted ones should be."""
@@ -31,13 +35,15 @@ class Images(Protocol):
 class ImageFolder:
     """Images in files of one folder; a name is a path inside it."""
 
+    kind, suffixes = "image", SUFFIXES
+
     def __init__(self, folder: Path, read: Callable[[Path], Image.Image] = open_image) -> None:
         self.folder, self.read = folder, read
 
     def __str__(self) -> str:
         return str(self.folder)
 
-    def open(self, name: str) -> Image.Image:
+    def open(self, name: str) -> Image.Image | Video:
         return self.read(self.folder / name)
 
     def list_names(self, wanted: Iterable[str]) -> set[str]:
@@ -45,7 +51,7 @@ class ImageFolder:
         for inside in dict.fromkeys(os.path.dirname(name) for name in wanted):
             try:
                 with os.scandir(self.folder / inside) as listing:
-                    pictures = [entry.name for entry in listing if entry.name.lower().endswith(SUFFIXES)]
+                    pictures = [entry.name for entry in listing if entry.name.lower().endswith(self.suffixes)]
             except OSError:
                 pictures = []
             names.update(os.path.join(inside, name) for name in pictures)
@@ -55,8 +61,30 @@ class ImageFolder:
         return file_stat(self.folder / name)
 
 
+class VideoFolder(ImageFolder):
+    """Videos in files of one folder, of each of which a number of frames is read."""
+
+    kind, suffixes = "video", videos.SUFFIXES
+
+    def __init__(self, folder: Path, frames: int = videos.FRAMES) -> None:
+        super().__init__(folder)
+        self.frames = frames
+
+    def open(self, name: str) -> Video:
+        return videos.open_video(self.folder / name, self.frames)
+
+    def seconds(self, name: str) -> float | None:
+        """How long a video is; None if that is not known, or if it cannot be read, which is told when it is opened."""
+        try:
+            return videos.seconds(self.folder / name)
+        except BrokenImage:
+            return None
+
+
 class EncodedImages:
     """Images in base64 inside one file."""
+
+    kind = "image"
 
     def __init__(self, file: Path, encoded: dict[str, str]) -> None:
         self.file, self.encoded = file, encoded

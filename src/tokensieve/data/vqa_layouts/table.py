@@ -1,4 +1,4 @@
-"""Questions of the user's own in a table (CSV): columns image, question, and answer or answers (separated by |)."""
+"""Questions of the user's own in a table (CSV): columns image or video, question, and answer or answers (separated by |)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tokensieve.data.images import open_photo
 from tokensieve.data.own import tables
 from tokensieve.data.vqa_items import QuestionRecord
-from tokensieve.data.vqa_layouts.images import ImageFolder
+from tokensieve.data.vqa_layouts.images import ImageFolder, VideoFolder
 from tokensieve.data.vqa_layouts.layout import Contents, Files, Layout
 from tokensieve.errors import UserError
 
@@ -18,10 +18,16 @@ SEPARATOR = "|"  # of several answers
 def read(files: Files) -> Contents:
     if files.questions is None:
         raise UserError(f"--dataset csv: needs a file: --dataset csv:/path/to/questions.csv. {LAYOUT.advice}")
-    path = files.find("questions", [])
+    return read_rows(files, files.find("questions", []))
+
+
+def read_rows(files: Files, path: Path) -> Contents:
+    """The questions of a table."""
     folder = path.parent if files.images is None else files.find("images", [])
     table = tables.read_table(path).of_split(files.split) if _has_splits(path) else tables.read_table(path)
-    image, question = table.need("image"), table.need("question")
+    video = table.find("video")
+    image, question = table.need("image") if video is None else video, table.need("question")
+    kind_of_file = "image" if video is None else "video"
     answers = table.find("answers")
     answer = table.need("answer") if answers is None else answers
     key, kind = table.find("id"), table.find("kind")
@@ -29,7 +35,7 @@ def read(files: Files) -> Contents:
     for row in table.rows:
         given = row.cells[answer].split(SEPARATOR) if answers is not None else [row.cells[answer]]
         if not row.cells[image].strip():
-            problems.append(f"line {row.line} has no image")
+            problems.append(f"line {row.line} has no {kind_of_file}")
         records.append(
             QuestionRecord(
                 os.path.normpath(os.path.expanduser(row.cells[image].strip())),
@@ -41,7 +47,7 @@ def read(files: Files) -> Contents:
         )
     if problems:
         raise table.error(problems)
-    return Contents(records, ImageFolder(folder, open_photo))
+    return Contents(records, ImageFolder(folder, open_photo) if video is None else VideoFolder(folder))
 
 
 def _has_splits(path: Path) -> bool:
@@ -51,6 +57,7 @@ def _has_splits(path: Path) -> bool:
 
 LAYOUT = Layout(
     "csv",
-    "It has the columns image, question and answer (or answers, separated by |); paths are from its folder or --images.",
+    "It has the columns image (or video), question and answer (or answers, separated by |); paths are from its folder or "
+    "--images.",
     read,
 )

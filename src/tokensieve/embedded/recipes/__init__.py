@@ -34,3 +34,13 @@ TRAININGS.add(
     ),
     origin=__name__,
 )
+TRAININGS.add(
+    TrainingSpec(
+        "llava_video",
+        "a LLaVA-OneVision learns to answer questions about clips, from the embedded LLaVA",
+        schema="tokensieve.config.llava_video:LlavaVideoTraining",
+        learner=f"{RECIPES}.llava_video:LlavaVideoLearner",
+        export=f"{RECIPES}.llava_video:export",
+    ),
+    origin=__name__,
+)

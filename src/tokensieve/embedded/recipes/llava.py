@@ -21,14 +21,14 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from transformers import LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from tokensieve import embedded, files
 from tokensieve.config import recipe
 from tokensieve.config.llava import LlavaPhase, LlavaTraining
 from tokensieve.embedded import scenes
 from tokensieve.embedded.datasets import EmbeddedQuestions, as_batch, split_seed
-from tokensieve.embedded.recipes.llava_model import PATCH, PROMPT, make_model, make_processor
+from tokensieve.embedded.recipes.llava_model import PATCH, PROMPT, make_model, make_processor, spread
 from tokensieve.embedded.scene_texts import QUESTION_KINDS, Question, ask, ask_many
 from tokensieve.training.log import loss_curve
 from tokensieve.training.muon import TwoOptimizers
@@ -40,16 +40,15 @@ class Packing:
     """Several questions about a picture in one sequence: the picture's prompt once, then each question and its answer.
 
     A question attends to the prompt and itself, and its positions continue from the picture's end: the model computes the same
-    for it as for the question alone.
+    for it as for the question alone. So for questions about a clip, with their own prompt and placeholder.
     """
 
-    def __init__(self, words: PreTrainedTokenizerFast, image_tokens: int) -> None:
+    def __init__(self, words: PreTrainedTokenizerFast, tokens: int, prompt: str = PROMPT, placeholder: str = "<image>") -> None:
         self.words = words
-        before, after = PROMPT.format(question="{question}").split("{question}")
-        self.after = after
-        prompt = words(before)["input_ids"]
-        index = prompt.index(words.image_token_id)
-        self.prompt = [*prompt[:index], *[words.image_token_id] * image_tokens, *prompt[index + 1 :]]
+        before, self.after = prompt.split("{question}")
+        ids, place = words(before)["input_ids"], words.convert_tokens_to_ids(placeholder)
+        index = ids.index(place)
+        self.prompt = [*ids[:index], *[place] * tokens, *ids[index + 1 :]]
         self.tokenized: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
 
     def _block(self, question: Question) -> tuple[list[int], list[int]]:
@@ -102,11 +101,6 @@ def rate_of(config: LlavaTraining, index: int) -> float:
         return config.optimizer.rate(index, config.horizon or config.steps)
     first, last = phase.lr
     return first + (last - first) * step / max(1, phase.steps - 1)
-
-
-def spread(layers: Sequence[nn.Module], number: int) -> list[nn.Module]:
-    """So many of the layers, evenly spread, the last one among them."""
-    return [layers[(i + 1) * len(layers) // number - 1] for i in range(number)]
 
 
 class LlavaLearner:
@@ -243,15 +237,14 @@ def answers(model: Any, processor: Any, data: EmbeddedQuestions, batch: int = 50
     return answers
 
 
-def accuracy(answers: Sequence[str], questions: Sequence[Question]) -> dict[str, float]:
+def accuracy(answers: Sequence[str], questions: Sequence[Question], kinds: Sequence[str] = QUESTION_KINDS) -> dict[str, float]:
     """The share of answers that are exactly right, over all and for each kind, with standard errors."""
     right = np.array([answer == question.answer for answer, question in zip(answers, questions, strict=True)])
-    kinds = np.array([question.kind for question in questions])
+    asked = np.array([question.kind for question in questions])
     out: dict[str, float] = {}
-    for kind in ("accuracy", *QUESTION_KINDS):
-        p = float(right.mean() if kind == "accuracy" else right[kinds == kind].mean())
-        n = len(right) if kind == "accuracy" else int((kinds == kind).sum())
-        out |= {kind: round(p, 4), f"{kind}_stderr": round(math.sqrt(p * (1 - p) / n), 4)}
+    for name, part in (("accuracy", right), *((kind, right[asked == kind]) for kind in kinds)):
+        p = float(part.mean())
+        out |= {name: round(p, 4), f"{name}_stderr": round(math.sqrt(p * (1 - p) / len(part)), 4)}
     return out | {"n": len(right)}
 
 
@@ -276,7 +269,7 @@ def measure(model: Any, processor: Any, split: str, pairs: str) -> tuple[dict[st
     return accuracy(answers(model, processor, data), questions), accuracy(blind_answers(questions), questions)
 
 
-def save(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
+def save(model: Any, processor: Any, folder: Path) -> None:
     """Write a folder for `from_pretrained`: weights in float16, tokenizer, image processor and chat template."""
     whole = {name: value.half() for name, value in model.state_dict().items() if name != "lm_head.weight"}
     model.save_pretrained(folder, state_dict=whole)

@@ -31,12 +31,15 @@ CHAT = (
 PROMPT = "USER: <image>\n{question} ASSISTANT:"
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word, for the words of the embedded CLIP's tokenizer and of the prompt; texts start with [BOS]."""
+def make_tokenizer(more: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token per word, for the words of the embedded CLIP's tokenizer, of the prompt, and more; texts start with [BOS].
+
+    Of more words, those in angle brackets stand for something else than text.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     special = ("[PAD]", "[UNK]", "[BOS]", "[EOS]", "<image>")
-    ids = {token: i for i, token in enumerate((*special, "user", "assistant", *WORDS))}
+    ids = {token: i for i, token in enumerate((*special, "user", "assistant", *WORDS, *more))}
     words = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
     words.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     words.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()])
@@ -48,7 +51,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         unk_token="[UNK]",
         bos_token="[BOS]",
         eos_token="[EOS]",
-        extra_special_tokens={"image_token": "<image>"},
+        extra_special_tokens={f"{token[1:-1]}_token": token for token in ("<image>", *more) if token.startswith("<")},
         padding_side="left",
         model_max_length=512,
     )
@@ -114,6 +117,11 @@ def make_model(processor: LlavaProcessor, visual: nn.Module, layers: int) -> Lla
         nn.init.zeros_(layer.self_attn.o_proj.weight)
         nn.init.zeros_(layer.mlp.down_proj.weight)
     return model
+
+
+def spread(layers: Sequence[nn.Module], number: int) -> list[nn.Module]:
+    """So many of the layers, evenly spread, the last one among them."""
+    return [layers[(i + 1) * len(layers) // number - 1] for i in range(number)]
 
 
 def tower_weights(visual: dict[str, Tensor]) -> dict[str, Tensor]:

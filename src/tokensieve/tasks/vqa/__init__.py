@@ -13,7 +13,7 @@ YES_NO = ("accuracy", "precision", "recall", "f1", "yes_ratio")
 TASKS.add(
     TaskSpec(
         "vqa",
-        "questions about images, answered by a vision-language model",
+        "questions about images or videos, answered by a vision-language model",
         implementation="tokensieve.tasks.vqa.task:VqaTask",
         contents="questions",
         dataset="embedded-questions",
@@ -56,6 +56,12 @@ TASKS.add(
                 options={"action": "store_true"},
                 separates_results=True,
                 names_result=True,
+            ),
+            Flag(
+                "frames",
+                "of each video, evenly spread over its time (default: 8)",
+                options={"type": integer_in(1, 10_000), "metavar": "N"},
+                separates_results=True,
             ),
             Flag(
                 "blind",

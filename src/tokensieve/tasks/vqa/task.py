@@ -1,4 +1,4 @@
-"""Visual question answering: a model gets an image and a question and generates a short answer, greedily decoded.
+"""Visual question answering: a model gets an image or a video and a question and generates a short answer, greedily decoded.
 
 The data says what kind of answer it expects (`VqaData.scoring`), and the scoring of that kind has the prompt and the metrics:
 open answers (scores.py), yes or no (yes_no.py), multiple choice (choices.py).
@@ -50,6 +50,8 @@ class VqaTask(Task):
             limit=args.limit,
             root=folder_of(context.dataset, args.dataset_root),
         )
+        if args.frames is not None:
+            self.data = self.data.with_frames(args.frames)
         for remark in self.data.check(args.max_broken):
             context.warn(remark)
         if args.circular:
@@ -99,10 +101,11 @@ class VqaTask(Task):
         return made
 
     def tokens(self, inputs: Any) -> int | None:
-        """The places that the image has in the prompt."""
+        """The places that the image or the video has in the prompt."""
         config = self.context.loaded.model.config
-        image = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
-        return None if image is None else int((inputs["input_ids"] == image).sum())
+        names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+        places = {getattr(config, name, None) for name in names} - {None}
+        return sum(int((inputs["input_ids"] == place).sum()) for place in places) if places else None
 
     def language_model(self) -> nn.Module | None:
         inner: Any = getattr(self.context.loaded.model, "model", self.context.loaded.model)
@@ -125,7 +128,11 @@ def _scored(records: dict[str, list[Record]]) -> list[Record]:
 
 def _scoring(name: str, dataset: str, circular: bool) -> Scoring:
     """The scoring of that name (`VqaData.scoring`)."""
-    scorings = {"open": OpenAnswers(BARE if dataset in vqa.EMBEDDED else SHORT), "yes_no": YesNo(), "choice": Choices(circular)}
+    scorings = {
+        "open": OpenAnswers(BARE if dataset in (*vqa.EMBEDDED, vqa.CLIPS) else SHORT),
+        "yes_no": YesNo(),
+        "choice": Choices(circular),
+    }
     return scorings[name]
 
 
