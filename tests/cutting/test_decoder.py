@@ -22,6 +22,7 @@ from tokensieve.cutting.handle import Handle
 from tokensieve.errors import PlanWarning, Uncuttable, UserError
 from tokensieve.methods.registry import describe
 from tokensieve.models.registry import open_tower, open_vlm
+from tokensieve.models.sight import LayerKind, Sight
 from tokensieve.plan import Budget, Plan, Step, Where
 
 N = GRID**2
@@ -496,9 +497,6 @@ def test_models_in_a_state_that_cannot_be_cut() -> None:
             tokensieve.apply(model, "random@llm.3:10")
         with pytest.raises(UserError, match="another plan"):
             tokensieve.apply(model.model.vision_tower, "random@2:10")
-        model.config.text_config.sliding_window = model.model.language_model.config.sliding_window = 20
-        with pytest.raises(UserError, match="sliding window"):
-            model(**batch)
     model = llava()
     model.model.language_model.config._attn_implementation = "flex_attention"
     with pytest.raises(UserError, match="sdpa"):
@@ -527,10 +525,16 @@ def test_flash_attention_gets_the_mask_it_wants() -> None:
     assert vlm is not None
     vlm.decoder.module.config._attn_implementation = "flash_attention_2"
     alive, x = torch.tensor([[False, True, True], [True, True, True]]), torch.zeros(2, 3, 8)
-    assert vlm.decoder.mask((2, 3), 3, None, None, x) is None
-    assert torch.equal(vlm.decoder.mask((2, 3), 3, alive, None, x), alive)  # type: ignore[arg-type]
+    assert vlm.decoder.mask(Sight((2, 3)), 3, None, x) is None
+    assert torch.equal(vlm.decoder.mask(Sight((2, 3), alive), 3, None, x), alive)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="flash"):
-        vlm.decoder.mask((2, 3), 3, alive, torch.zeros(2, 3), x)
+        vlm.decoder.mask(Sight((2, 3), alive), 3, torch.zeros(2, 3), x)
+    with pytest.raises(UserError, match="image tokens see those behind them"):
+        vlm.decoder.mask(Sight((2, 3), alive, block=torch.zeros(2, 3)), 3, None, x)
+    vlm.decoder.kinds[0] = LayerKind("sliding_attention", window=20)
+    vlm.decoder.check(20)
+    with pytest.raises(UserError, match="sliding window of 20"):
+        vlm.decoder.check(21)
 
 
 def test_two_steps_at_one_layer_are_both_in_the_ledger() -> None:

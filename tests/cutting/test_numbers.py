@@ -36,6 +36,7 @@ TOWER_PLANS = (
 )
 VLM_PLANS = (
     *("anchor@llm.2:9(k=3)", "tome@llm.2:30", "cover@llm.1:7", "random@llm.1:6", "grid@llm.1:6", "pool@llm.1:6"),
+    "frames@llm.1:6",
     *("merger@out:9", "cross@llm.2:7", "anchor@2:20(k=3) + anchor@llm.2:9(k=3,rest=merge)"),
 )
 

@@ -132,7 +132,7 @@ def test_a_clock_that_counts_calls_shows_which_phase_is_which(model):
 
 
 @pytest.mark.parametrize(
-    "seam", ["_get_image_features", "_run_inner", "_get_placeholder_mask", "_generate", "run_decoder", "_start_pass"]
+    "seam", ["_get_features", "_run_inner", "_merge", "_generate", "layers.run_decoder", "layers._start_pass"]
 )
 def test_whatever_the_plan_adds_around_the_decoder_is_selection(model, seam):
     passed = []
@@ -142,8 +142,9 @@ def test_whatever_the_plan_adds_around_the_decoder_is_selection(model, seam):
 
     with tokensieve.apply(model, PLAN) as handle:
         pass
-    owner = handle._decoder if hasattr(handle._decoder, seam) else handle._decoder.layers
-    setattr(owner, seam, slow(getattr(owner, seam)))
+    owner = handle._decoder.layers if seam.startswith("layers.") else handle._decoder
+    name = seam.removeprefix("layers.")
+    setattr(owner, name, slow(getattr(owner, name)))
     with phases.Meter(open_vlm(model), handle, lambda: float(len(passed))) as meter:
         phases.generate_answer(model, generation.prompts(model, 1, 4), 2)()
     assert (meter.tower, meter.selection, meter.prefill) == (0, 100, 0)

@@ -738,22 +738,22 @@ def test_the_table_is_made_by_trying_and_is_the_one_in_the_docs(tmp_path, capsys
     assert page.read_text() == (ROOT / "docs" / "families.md").read_text()
     assert "pooling query" in page.read_text() and "ModifiedResNet" in shown and "@L.attn" in shown
     rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")][2:]
-    assert {row[0] for row in rows if row[-1] != "yes |"} == {"| open_clip ModifiedResNet", "| LLaVA-NeXT", "| LLaVA-OneVision"}
+    tiled = {"| LLaVA-NeXT", "| LLaVA-OneVision", "| InternVL", "| Idefics3", "| SmolVLM", "| Mistral 3", "| Pixtral"}
+    others = {"| open_clip ModifiedResNet", "| Gemma 3", "| Llama 4", "| Mllama"}
+    assert {row[0] for row in rows if row[-1] != "yes |"} == tiled | others
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 
-def test_of_vision_language_models_llava_alone_can_be_cut_before_its_decoder():
-    examples = [VLM_FAMILIES[name].example for name in ("llava", "llava_next")]
+def test_vision_language_models_are_cut_in_their_decoder_and_before_it():
+    examples = [VLM_FAMILIES[name].example for name in ("llava", "llava_next", "qwen2_vl")]
     lines = [families.try_vlm_family(example) for example in examples]
-    assert (
-        [line.drops for line in lines]
-        == [line.merges for line in lines]
-        == [["@0", "@L", "@L.attn", "@out", "@llm.L"], ["@llm.L"]]
-    )
-    assert [line.coarse for line in lines] == ["CLS row, last token's row", "last token's row"]
-    assert not lines[0].reasons and "rearranges its tokens" in lines[1].failure_text()
-    assert [line.pooling for line in lines] == ["by size"] * 2
-    assert [line.resize for line in lines] == ["yes", "no"] and "resize: its processor cuts images" in lines[1].failure_text()
+    everywhere = ["@0", "@L", "@L.attn", "@out", "@llm.L"]
+    assert [line.drops for line in lines] == [line.merges for line in lines] == [everywhere, everywhere, ["@out", "@llm.L"]]
+    assert [line.coarse for line in lines] == [*["CLS row, last token's row"] * 2, "last token's row"]
+    assert not lines[0].reasons and "rearranges the patches" in lines[2].failure_text()
+    assert [line.pooling for line in lines] == ["by size"] * 3
+    assert [line.resize for line in lines] == ["yes", "no", "yes"]
+    assert "resize: its processor cuts images" in lines[1].failure_text()
 
 
 def test_what_fails_is_shown_with_its_reason():

@@ -1,4 +1,5 @@
-"""Other vision-language models than LLaVA: their decoders can be cut, whatever they do between tower and decoder."""
+"""Other vision-language models than LLaVA: their decoders can be cut, whatever they do between tower and decoder (for cuts
+behind the projector see tests/cutting/test_projected.py)."""
 
 from __future__ import annotations
 
@@ -10,13 +11,11 @@ from torch import Tensor
 
 import tokensieve
 from tests.support.rounding import assert_near
-from tests.support.vlm_models import IMAGE, in_float64, relative
+from tests.support.vlm_models import IMAGE, VARYING, in_float64, relative
 from tokensieve.cutting.cache import cached_length
-from tokensieve.errors import Uncuttable
-from tokensieve.models.families import VLM_FAMILIES
+from tokensieve.errors import Uncuttable, UserError
 from tokensieve.models.registry import open_vlm
 
-FAMILIES = [name for name, family in VLM_FAMILIES.items() if not family.opens_tower]
 PLAN = "grid@llm.0:80% + anchor@llm.2:50%(k=2)"
 
 
@@ -25,12 +24,13 @@ def answer(model: Any, batch: dict[str, Tensor], **kwargs: Any) -> Any:
     return model.generate(**batch, **how, **kwargs)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", VARYING)
 def test_images_of_different_sizes_are_cut_each_to_its_share(family: str) -> None:
     model, batch = in_float64(*relative(family))
     stock = answer(model, batch)
     counts = (batch["input_ids"] == IMAGE).sum(1).tolist()
     assert counts[0] != counts[1]
+    ends = 12 if family.startswith("llava") else 0  # rows of tiles of the first image; their ends are never cut
     with tokensieve.apply(model, PLAN) as handle:
         cached, uncached = answer(model, batch), answer(model, batch, use_cache=False)
         layers = [row.layer for row in handle.ledger]
@@ -42,17 +42,22 @@ def test_images_of_different_sizes_are_cut_each_to_its_share(family: str) -> Non
     assert not torch.allclose(cached.logits[0], stock.logits[0], atol=1e-2)
     lengths = [cached_length(cached.past_key_values, layer) for layer in range(4)]
     text = batch["input_ids"].shape[1] - max(counts)
-    left = [-(-counts[0] * 4 // 5)]
+    left = [-(-(counts[0] - ends) * 4 // 5)]
     left.append(-(-left[0] // 2))
-    assert lengths == [text + 3 + k for k in (left[0], left[0], left[1], left[1])]
+    assert lengths == [text + ends + 3 + k for k in (left[0], left[0], left[1], left[1])]
     again = answer(model, batch)
     assert all(torch.equal(a, b) for a, b in zip(stock.logits, again.logits, strict=True))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", VARYING)
 def test_what_cannot_be_cut_says_where_to_cut(family: str) -> None:
     model, _ = relative(family)
     vlm = open_vlm(model)
     assert vlm is not None and vlm.tower is None and vlm.decoder.depth == 4
-    with pytest.raises(Uncuttable, match=r"@llm\.0"):
-        tokensieve.apply(model, "grid@out:4")
+    if vlm.tile_tower is None:
+        with pytest.raises(Uncuttable, match=r"use @out or @llm\.0"):
+            tokensieve.apply(model, "grid@1:4")
+    place = "llm.2" if vlm.tile_tower is None else "-1"  # the last block of the tower has what @out lacks
+    with pytest.raises(UserError, match=f"there are only tokens and text; try visionzip@{place}, or"):
+        tokensieve.apply(model, "visionzip@out:20")
+    tokensieve.apply(model, f"visionzip@{place}:20").remove()

@@ -17,18 +17,31 @@ class Stage:
     shape: tuple[int, int]  # B, T
     alive: Tensor | None = None  # (B, T), False is padding, which is hidden; None: all are True
     bias: Tensor | None = None  # (B, T), log of sizes and of soft masks; None: all are 0
+    at: Tensor | None = None  # (B, T), indices in the sequence with all its tokens, in a decoder with windows; else None
 
     def first(self, count: int) -> Stage:
         """The first `count` tokens."""
         if count == self.shape[1]:
             return self
         rows = self.shape[0]
-        return Stage((rows, count), *(None if each is None else each[:, :count] for each in (self.alive, self.bias)))
+        return Stage((rows, count), *(None if each is None else each[:, :count] for each in (self.alive, self.bias, self.at)))
+
+    def last(self, count: int) -> Stage:
+        """The last `count` tokens."""
+        if count == self.shape[1]:
+            return self
+        rows = self.shape[0]
+        return Stage((rows, count), *(None if each is None else each[:, -count:] for each in (self.alive, self.bias, self.at)))
+
+    def to(self, device: torch.device) -> Stage:
+        """The same on a device."""
+        return Stage(self.shape, *(None if each is None else each.to(device) for each in (self.alive, self.bias, self.at)))
 
     def then(self, new: Stage) -> Stage:
         """These tokens followed by the new ones."""
         shape = (self.shape[0], self.shape[1] + new.shape[1])
-        return Stage(shape, _join(self, new, "alive", True), _join(self, new, "bias", 0.0))
+        at = None if self.at is None or new.at is None else torch.cat([self.at, new.at], dim=1)
+        return Stage(shape, _join(self, new, "alive", True), _join(self, new, "bias", 0.0), at)
 
 
 def _join(before: Stage, after: Stage, name: str, default: float) -> Tensor | None:
@@ -77,5 +90,10 @@ def cache_record(cache: Any) -> CacheRecord | None:
 
 
 def cached_length(cache: Any, layer: int) -> int:
-    """The number of tokens in the cache of a layer."""
+    """The number of tokens that a layer put into the cache; a layer with a window keeps the last of them only."""
     return int(cache.layers[layer].get_seq_length()) if cache is not None and len(cache.layers) > layer else 0
+
+
+def attended_length(cache: Any, layer: int, new: int) -> int:
+    """The number of tokens that a layer attends to, with `new` ones."""
+    return int(cache.layers[layer].get_mask_sizes(new)[0]) if cache is not None and len(cache.layers) > layer else new

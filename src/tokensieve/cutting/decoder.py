@@ -1,20 +1,27 @@
 """A plan on a vision-language model: which calls belong together, and how image features and the question reach the decoder.
 
-A cut in the tower puts the image features back to their positions, with zeros for the removed patches, because transformers
-compares the number of placeholders with the number of features. Before layer 0 of the decoder the removed tokens are dropped.
-`decoder_layers.py` cuts the layers themselves.
+The features of videos are computed by a method of their own, and take other placeholders; else a video is an image whose tokens
+have a frame, and it is numbered after the images of its batch.
+
+A cut in the tower or behind the projector puts the image features back to their positions, with zeros for the removed tokens,
+because transformers compares the number of placeholders with the number of features. Before layer 0 of the decoder the removed
+tokens are dropped. `decoder_layers.py` cuts the layers themselves.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace as replace_fields
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from tokensieve.core import Question
+from tokensieve.core import Question, Reduction
+from tokensieve.cutting.allotment import allot, image_budgets
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.decoder_layers import DecoderLayers
 from tokensieve.cutting.decoder_state import (
@@ -22,15 +29,17 @@ from tokensieve.cutting.decoder_state import (
     ImageFeatures,
     Prompt,
     check_features,
+    find_prompts,
     longest,
     make_probes,
     question_order,
 )
-from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, UnevenRow, check_sample_count
+from tokensieve.cutting.passes import Call, Calls, Pass, Row, UnevenRow, check_sample_count
 from tokensieve.cutting.placement import Cut
+from tokensieve.cutting.projected import cut_projected
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
-from tokensieve.models.image_grid import SIZES, name_arguments
+from tokensieve.models.image_grid import IMAGE, VIDEO, ImageTokens, name_arguments
 from tokensieve.models.patching import is_patched, replace, run_stock
 from tokensieve.models.qwen_vl import Placed
 from tokensieve.models.resizing import SizeRule
@@ -45,7 +54,7 @@ class DecoderCuts:
     """The cuts of a plan in the decoder of a vision-language model.
 
     cuts: by layer; layer 0 is always included if the tower is cut. tower: the cuts in the tower, if it can be opened.
-    resize: how images of any size are made smaller (`Vlm.images`).
+    resize: how images of any size are made smaller (`Vlm.images`). projected: the cuts behind the projector.
     """
 
     def __init__(
@@ -57,8 +66,10 @@ class DecoderCuts:
         calls: Calls,
         plan: str,
         resize: SizeRule | None = None,
+        projected: Sequence[Cut] = (),
     ) -> None:
         self.vlm, self.tower, self.chooser, self.calls, self.plan, self.resize = vlm, tower, chooser, calls, plan, resize
+        self.projected = projected
         self.layers = DecoderLayers(vlm, cuts, chooser, calls, plan)
 
     # --- attach -------------------------------------------------------------------------------------------------
@@ -71,14 +82,17 @@ class DecoderCuts:
     def attach(self, undo: list[Undo]) -> None:
         """Attaches the cuts, and adds the functions that remove them, in reverse order."""
         model, inner, decoder = self.vlm.model, self.vlm.inner, self.vlm.decoder
+        for medium in self._media():
+            undo.append(self._patch(inner, f"get_{medium}_features", functools.partial(self._get_features, medium)))
         undo += [
-            self._patch(inner, "get_image_features", self._get_image_features),
-            self._patch(inner, "get_placeholder_mask", self._get_placeholder_mask),
+            self._patch(inner, self.vlm.merger, self._merge),
             self._patch(decoder.module, "forward", self.layers.run_decoder),
             self._patch(inner, "forward", self._run_inner),
         ]
         if self.resize is not None:
             undo.append(self._patch(inner, "get_rope_index", self._get_rope_index))
+        if self._cuts_tiles:
+            undo.append(self._patch(inner, "pack_image_features", self._pack_tiles))
         if model is not inner:
             undo.append(self._patch(model, "forward", self._run_model))
         if hasattr(model, "generate"):
@@ -86,6 +100,10 @@ class DecoderCuts:
             undo.append(self._patch(model, "generate", self._generate))
         for number in self.layers.patched:
             undo.append(self._patch(decoder.layers[number], "forward", functools.partial(self.layers.run_layer, number)))
+
+    def _media(self) -> list[str]:
+        """What the model takes: images, and maybe videos."""
+        return [IMAGE, VIDEO] if VIDEO in self.vlm.layouts else [IMAGE]
 
     def _patch(self, owner: Any, name: str, planned: Callable[..., Any]) -> Undo:
         """Replaces a method by planned(stock, *args, **kwargs), and reports the work of both to the observer."""
@@ -139,13 +157,13 @@ class DecoderCuts:
         if state.prompt_length is None:
             ids = kwargs.get("input_ids", args[0] if args else None)
             state.prompt = Prompt(ids, kwargs.get("attention_mask"))
-        state.image_mask = None
+        state.image_masks, state.arguments = {}, name_arguments(self.vlm.inner.forward, args, kwargs)
         return run(self._run_with_decoder, call, stock, *args, **kwargs)
 
     def _run_with_decoder(self, call: Call, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs what puts image features into the sequence; a UserError if the decoder did not take their positions."""
         out = stock(*args, **kwargs)
-        if call.decoder.image_mask is not None:
+        if call.decoder.image_masks:
             raise UserError(
                 "the decoder ran without the plan: somebody has set its forward since; remove() the plan and apply it again"
             )
@@ -162,67 +180,180 @@ class DecoderCuts:
         """A call that starts with the image features that this thread computed last: the caller may pass them in."""
         latest, call = self.calls.latest, self.calls.new_call()
         if latest is not None:
-            call.decoder = DecoderCall(features=latest.decoder.features)
+            call.decoder = DecoderCall(features=dict(latest.decoder.features), are_used=latest.decoder.are_used)
             call.tower = call.features_pass = latest.features_pass
         return call
 
     # --- image features -----------------------------------------------------------------------------------------
 
-    def _get_image_features(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _get_features(self, medium: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.calls.is_open and self.calls.current.decoder.is_computing:  # Qwen3-VL computes those of videos as images
+            return stock(*args, **kwargs)
         call, run = self._join(lambda call: call.decoder.run is None)
-        return run(self._compute_features, call, stock, *args, **kwargs)
+        call.decoder.is_computing = True
+        try:
+            return run(self._compute_features, medium, call, stock, *args, **kwargs)
+        finally:
+            call.decoder.is_computing = False
 
-    def _compute_features(self, call: Call, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The image features at their positions among all placeholders; zeros for what the tower removed."""
-        placed, named = None, name_arguments(self.vlm.inner.get_image_features, args, kwargs)
+    def _compute_features(self, medium: str, call: Call, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The features of images or videos at their positions among all placeholders; zeros for what was removed."""
+        state, inner = call.decoder, self.vlm.inner
+        if medium in state.features or state.are_used:  # else they join those of the other medium
+            state.features, state.are_used, call.tower = {}, False, None
+        placed, named = None, name_arguments(getattr(inner, f"get_{medium}_features"), args, kwargs)
         if self.resize is not None and self.vlm.images is not None:
-            named, placed = self.vlm.images.resize(self.resize, args, kwargs)
-            out = stock(**named)
-        else:
-            out = stock(*args, **kwargs)
-        features: Sequence[Tensor] = out.pooler_output
-        if call.tower is not None and call.tower.counts is not None:  # without the padding of images with fewer tokens
+            named, placed = self.vlm.images.resize(medium, self.resize, named)
+        layouts = self._layouts(medium, named, call)
+        if self._cuts_tiles:
+            self._check_tiles(medium, layouts)
+            state.layouts = layouts
+        out = stock(*args, **kwargs) if placed is None else stock(**named)
+        features = _split(out.pooler_output, layouts)
+        if call.tower is not None and call.tower.counts is not None and not layouts:  # without padding
             features = [feature[:n] for feature, n in zip(features, call.tower.counts.tolist(), strict=True)]
-        device = features[0].device
-        left = self._left_by_tower(call, len(features), device) if placed is None else self._left_of(placed, call, device)
+        device, first = features[0].device, len(call.tower.samples) if state.features and call.tower else 0
+        streams = [features, *(_split(layer, layouts) for layer in getattr(out, "deepstack_features", None) or ())]
+        stays = [layout.fixed().to(device) for layout in layouts]
+        stays = stays if any(map(len, stays)) else []
+        left: Left | None
+        if self._cuts_tiles:
+            layouts, left = self._left_of_tiles(call, layouts)
+        elif placed is not None:
+            left = self._left_of(medium, placed, call, device)
+        else:
+            left = self._left_by_tower(call, len(features), device)
         lengths, kept, sizes = left or ([len(feature) for feature in features], None, None)
-        probes = make_probes(features, kept, lengths)
-        if kept is not None:
-            out.pooler_output = _spread(features, kept, lengths)
-            if getattr(out, "deepstack_features", None) is not None:
-                out.deepstack_features = [_spread(layer, kept, lengths) for layer in out.deepstack_features]
         assert call.tower is not None
-        call.tower.image_sizes = {name: named[name] for name in SIZES if name in named}
-        call.decoder.features, call.features_pass = ImageFeatures(lengths, probes, kept, sizes), call.tower
-        call.decoder.has_new_features = True
+        call.tower.layouts = [*call.tower.layouts, *layouts]
+        grids, frames = self._grids(call.tower, layouts, len(features)), None
+        if self.projected:
+            question = functools.partial(self.question_about, call, lengths, medium)
+            prompts = functools.partial(self.prompts_of, call, lengths, medium)
+            sized = [mark[:, 1] for mark in call.decoder.packed] if sizes is not None else None
+            done = cut_projected(self.projected, self.chooser, call, first, streams, layouts, sized, question, prompts)
+            kept = done.kept if placed is None else [at[new] for at, new in zip(placed.kept, done.kept, strict=True)]
+            sizes = None if done.sizes is None else pad_sequence(done.sizes, batch_first=True)
+            streams, grids, frames = _with_fixed(done.streams, streams, stays), (), done.frames
+        elif self._cuts_tiles and kept is not None:  # whose zeros are there already
+            streams = _with_fixed([[stream[at] for stream, at in zip(streams[0], kept, strict=True)]], streams, stays)
+        if kept is not None:
+            held = [torch.cat(parts) for parts in zip(kept, stays, strict=True)] if stays else kept
+            streams = [_spread(stream, held, lengths) for stream in streams]
+            out.pooler_output = _like(out.pooler_output, streams[0])
+            if len(streams) > 1:
+                out.deepstack_features = [_like(*each) for each in zip(out.deepstack_features, streams[1:], strict=True)]
+        elif stays:
+            kept = [layout.movable().to(device) for layout in layouts]
+        probes = make_probes(streams[0], kept, lengths)
+        made = ImageFeatures(lengths, probes, kept, sizes, grids, frames, stays or None, first)
+        state.features, call.features_pass = state.features | {medium: made}, call.tower
+        state.has_new_features = True
         return out
+
+    @property
+    def _cuts_tiles(self) -> bool:
+        """Whether the plan cuts a tower that sees tiles of images."""
+        return self.vlm.tile_tower is not None and self.tower is not None and self.tower.is_changed
+
+    def _check_tiles(self, medium: str, layouts: Sequence[ImageTokens]) -> None:
+        """Raises a UserError if patches of these tiles cannot be missing."""
+        advice = "so none of their patches can be missing; cut @out or @llm.L"
+        if medium == VIDEO:
+            raise UserError(f"{self.plan}: {self.vlm.family} averages the patches of a frame, {advice}")
+        if any(layout.is_averaged for layout in layouts):
+            raise UserError(f"{self.plan}: {self.vlm.family} averages the tiles of an image that has many, {advice}")
+
+    def _pack_tiles(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The tiles of images packed by the model, with zeros for removed patches. Marks of the others are packed alike."""
+        named = name_arguments(self.vlm.inner.pack_image_features, args, kwargs)
+        call, tower = self.calls.current, self.vlm.tile_tower
+        assert call.tower is not None and tower is not None
+        state, n = call.tower, tower.grid[0] * tower.grid[1]
+        features: list[Tensor] = []
+        marks: list[Tensor] = []
+        first = 0
+        for tiles in named["image_features"]:  # (T, K, E) of each image
+            rows = slice(first, first + len(tiles))
+            first += len(tiles)
+            at = torch.arange(n, device=tiles.device).expand(len(tiles), -1)
+            at = at if state.patch_index is None else state.patch_index[rows]  # (T, K)
+            real = torch.ones(at.shape, device=at.device)
+            if state.counts is not None:
+                real = (torch.arange(at.shape[1], device=at.device) < state.counts[rows, None]).float()
+            sizes = real if state.sizes is None else state.sizes[rows].float()
+            row = torch.arange(len(tiles), device=at.device)[:, None]
+            mark = torch.stack([real, real * sizes], dim=-1)  # (T, K, 2)
+            for values, placed in ((tiles * real[..., None].to(tiles.dtype), features), (mark, marks)):
+                zeros = values.new_zeros((len(tiles), n, values.shape[2]))
+                placed.append(zeros.index_put((row, at), values, accumulate=True))  # padding, which is 0, may be anywhere
+        packed, _ = stock(**named | {"image_features": marks, "image_newline": marks[0].new_zeros(2)})
+        call.decoder.packed = list(packed)
+        return stock(**named | {"image_features": features})
+
+    def _left_of_tiles(self, call: Call, layouts: Sequence[ImageTokens]) -> tuple[list[ImageTokens], Left]:
+        """What the tower left of the tiles of each image; from here on, the pass is about images."""
+        state, marks = call.tower, call.decoder.packed
+        assert state is not None
+        firsts = torch.tensor([0, *itertools.accumulate(layout.rows for layout in layouts)][:-1], device=state.samples.device)
+        held = [mark[:, 0] > 0 for mark in marks]
+        only = [layout.only(each.cpu()) for layout, each in zip(layouts, held, strict=True)]
+        kept = [layout.movable().to(each.device) for layout, each in zip(only, held, strict=True)]
+        of_kept = [mark[at, 1] for mark, at in zip(marks, kept, strict=True)]
+        sizes = pad_sequence(of_kept, batch_first=True) if any(bool((size != 1).any()) for size in of_kept) else None
+        after = Pass(state.samples[firsts], grid=None, has_full_grid=True, ledger=state.ledger, is_uneven=len(layouts) > 1)
+        if state.stages:  # all cuts of the tower as one: in the tokens of the first image
+            index = torch.searchsorted(layouts[0].movable().to(kept[0].device), kept[0])
+            after.stages.append((state.stages[-1][0], Reduction(index[None], len(layouts[0].movable()))))
+        call.tower = after
+        return only, ([layout.total for layout in layouts], kept, sizes)
+
+    def _layouts(self, medium: str, named: Mapping[str, Any], call: Call) -> list[ImageTokens]:
+        """The tokens of each image or video, of a family that describes them."""
+        if medium not in self.vlm.layouts:
+            return []
+        ids = None if call.decoder.prompt is None else call.decoder.prompt.ids
+        return self.vlm.layouts[medium](self.vlm.inner, named, ids)
+
+    def _grids(self, state: Pass, layouts: Sequence[ImageTokens], images: int) -> Sequence[tuple[int, ...] | None]:
+        """`View.grid` of the tokens of each image; empty: unknown."""
+        if layouts:
+            return [layout.grid for layout in layouts]
+        return [state.grid] * images if state.has_full_grid and not state.stages else ()
 
     def _get_rope_index(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         assert self.resize is not None and self.vlm.images is not None
         return self.vlm.images.rope_index(stock, self.resize, args, kwargs)
 
-    def _left_of(self, placed: Placed, call: Call, device: torch.device) -> Left:
+    def _left_of(self, medium: str, placed: Placed, call: Call, device: torch.device) -> Left:
         """Starts a pass with smaller images, and records them."""
-        call.tower = self._new_pass(call, len(placed.lengths), device)
+        call.tower = self._start_pass(call, len(placed.lengths), device)
         before, counts = max(placed.lengths), [len(kept) for kept in placed.kept]
         is_even = len({*placed.lengths}) == len({*counts}) == 1
-        call.tower.ledger.append(Row(IMAGE, before, counts[0]) if is_even else UnevenRow.of_counts(IMAGE, before, counts))
+        call.tower.ledger.append(Row(medium, before, counts[0]) if is_even else UnevenRow.of_counts(medium, before, counts))
         if placed.note:
             self.chooser.notes.warn(f"{self.plan}: {placed.note}")
         return placed.lengths, [kept.to(device) for kept in placed.kept], None
 
-    def _new_pass(self, call: Call, images: int, device: torch.device) -> Pass:
-        """A pass for images whose tower is not cut."""
-        if call.samples is not None:
-            check_sample_count(call.samples, images)
-        ids = self.calls.number_samples(images, device) if call.samples is None else call.samples.to(device)
+    def _start_pass(self, call: Call, images: int, device: torch.device) -> Pass:
+        """A pass for images whose tower is not cut; or the one of the images whose features they join."""
+        known = call.tower if call.decoder.features else None
+        before = 0 if known is None else len(known.samples)
+        if call.samples is None:
+            ids = self.calls.number_samples(images, device)
+        else:
+            ids = call.samples[before : before + images].to(device)
+            if len(ids) < images:
+                check_sample_count(call.samples, before + images)
+        if known is not None:
+            return replace_fields(known, samples=torch.cat([known.samples, ids]))
         grid = None if self.vlm.tower is None else self.vlm.tower.grid
         return Pass(samples=ids, grid=grid, has_full_grid=True)
 
     def _left_by_tower(self, call: Call, images: int, device: torch.device) -> Left | None:
         """What the tower kept of these images; None: all."""
         if self.tower is None or not self.tower.is_changed:  # the tower is not cut, so it started no pass
-            call.tower = self._new_pass(call, images, device)
+            call.tower = self._start_pass(call, images, device)
             return None
         state = call.tower
         assert state is not None
@@ -239,35 +370,64 @@ class DecoderCuts:
         kept = positions.expand(images, -1) if state.patch_index is None else positions[state.patch_index]
         return [full_h * full_w] * images, _real(kept, state.counts), state.sizes
 
-    def _get_placeholder_mask(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _merge(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Finds the placeholders of the image features that are put into the sequence here."""
         out = stock(*args, **kwargs)
-        features = kwargs.get("image_features", args[2] if len(args) > 2 else None)
-        if features is not None:
-            state = self.calls.current.decoder
-            check_features(features, state.features)
-            mask = out[0] if isinstance(out, tuple) else out
-            state.image_mask = mask[..., 0] if mask.dim() == 3 else mask  # (B, L)
+        named = name_arguments(getattr(self.vlm.inner, self.vlm.merger), args, kwargs)
+        state = self.calls.current.decoder
+        for medium in self._media():
+            if (features := named.get(f"{medium}_features", named.get(f"{medium}_hidden_states"))) is not None:
+                check_features(features, state.features.get(medium))
+                state.image_masks[medium] = self._placeholders(medium, named["input_ids"], named["inputs_embeds"])
         return out
 
-    def question_about(self, call: Call, images: int, tokens: int) -> Question | None:
+    def _placeholders(self, medium: str, ids: Tensor | None, embeds: Tensor) -> Tensor:
+        """The placeholders of images or videos, (B, L), among input ids, or else among their embeddings (B, L, E)."""
+        token: int = getattr(self.vlm.inner.config, f"{medium}_token_id")
+        if ids is not None:
+            return ids == token
+        own: Tensor = self.vlm.inner.get_input_embeddings()(torch.tensor(token, device=embeds.device))
+        return (embeds == own).all(-1)
+
+    def share(self, cut: Cut, call: Call, rows: int, n: int) -> list[int]:
+        """The tokens that each row of the tower's batch, of n tokens each, keeps of a budget that they share."""
+        layouts = call.decoder.layouts
+        of_images = [layout.rows for layout in layouts] or [1] * rows
+        prompts: list[int] = []
+        if cut.budget.scope == "prompt":
+            assert self.tower is not None
+            h, w = self.tower.tower.grid if self.tower.resized is None else self.tower.resized.full_grid
+            prompts = self.prompts_of(call, [layout.total for layout in layouts] or [h * w] * rows)
+        budgets = image_budgets(cut, [n * count for count in of_images], prompts)
+        return [share for total, count in zip(budgets, of_images, strict=True) for share in allot(total, [n] * count)]
+
+    def prompts_of(self, call: Call, lengths: Sequence[int], medium: str = IMAGE) -> list[int]:
+        """The prompt that each image is in. lengths: the number of placeholders of each image, or video."""
+        ids = None if call.decoder.prompt is None else call.decoder.prompt.ids
+        if ids is None:
+            raise UserError(f"{self.plan}: a budget of the whole prompt needs the prompt; call the model with input_ids")
+        placeholders = ids == getattr(self.vlm.inner.config, f"{medium}_token_id")  # (B, L)
+        return find_prompts(placeholders.sum(1).tolist(), lengths)
+
+    def question_about(self, call: Call, lengths: Sequence[int], medium: str = IMAGE) -> Question | None:
         """The question of the prompt of each image whose features are being computed, as input embeddings of the decoder.
 
-        tokens: the number of placeholders of each image.
+        lengths: the number of placeholders of each image, or video.
         """
-        prompt = call.decoder.prompt
+        prompt, config = call.decoder.prompt, self.vlm.inner.config
         if prompt is None or prompt.ids is None:
             return None
         ids, mask = prompt.ids, prompt.attention_mask
-        placeholders = ids == self.vlm.inner.config.image_token_id  # (B, L)
-        counts = placeholders.sum(1) // tokens
-        if (found := int(counts.sum())) != images:
-            raise UserError(f"{images} images, but the prompts have placeholders for {found}, of {tokens} tokens each")
+        placeholders = ids == getattr(config, f"{medium}_token_id")  # (B, L)
+        rows = self.prompts_of(call, lengths, medium)
+        inside = torch.stack([ids == getattr(config, f"{each}_token_id") for each in self._media()]).any(0)
+        for row, at in zip(rows, placeholders.nonzero()[:, 1].split(list(lengths)), strict=True):
+            inside[row, at[0] : at[-1] + 1] = True  # timestamps between frames are no question
         real = torch.ones_like(placeholders) if mask is None else mask.to(ids.device, torch.bool)
-        question = call.decoder.question_mask(call.context, real[:, -ids.shape[1] :], placeholders)
-        rows = torch.arange(len(ids), device=ids.device).repeat_interleave(counts)
+        question = call.decoder.question_mask(call.context, real[:, -ids.shape[1] :], inside)
         order = question_order(question, longest(question))
         words = self.vlm.inner.get_input_embeddings()(ids.gather(1, order))
-        return Question(words, question.gather(1, order)).rows(rows)
+        return Question(words, question.gather(1, order)).rows(torch.tensor(rows, device=ids.device))
 
 
 def _real(kept: Tensor, counts: Tensor | None) -> list[Tensor]:
@@ -281,3 +441,34 @@ def _spread(features: Sequence[Tensor], kept: Sequence[Tensor], lengths: Sequenc
         feature.new_zeros((n, feature.shape[1])).index_copy(0, at, feature)
         for feature, at, n in zip(features, kept, lengths, strict=True)
     ]
+
+
+def _with_fixed(
+    cut: Sequence[Sequence[Tensor]], streams: Sequence[Sequence[Tensor]], fixed: Sequence[Tensor]
+) -> list[list[Tensor]]:
+    """The tokens that are left (K, E) of each image, and behind them those that stay in place, of all its tokens (N, E)."""
+    if not fixed:
+        return [list(stream) for stream in cut]
+    return [
+        [torch.cat([left, tokens[at]]) for left, tokens, at in zip(*each, fixed, strict=True)]
+        for each in zip(cut, streams, strict=True)
+    ]
+
+
+def _split(handed: Tensor | Sequence[Tensor], layouts: Sequence[ImageTokens]) -> list[Tensor]:
+    """The tokens of each image, (N, E): of a list, or of a batch (..., E) in which they follow one another."""
+    if not layouts:
+        return list(handed)
+    flat = handed.flatten(0, -2) if isinstance(handed, Tensor) else torch.cat(list(handed))
+    totals = [layout.total for layout in layouts]
+    if sum(totals) != len(flat):
+        raise UserError(f"the projector handed over {len(flat)} tokens, but its images have {sum(totals)}")
+    return list(flat.split(totals))
+
+
+def _like(handed: Tensor | Sequence[Tensor], images: Sequence[Tensor]) -> Tensor | list[Tensor]:
+    """The tokens of all images in the form in which the model handed them over."""
+    if not isinstance(handed, Tensor):
+        return list(images)
+    flat = torch.cat(list(images))  # (N of all images, E)
+    return flat if handed.dim() == 2 else flat.unflatten(0, (len(handed), -1))

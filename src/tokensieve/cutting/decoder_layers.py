@@ -2,9 +2,9 @@
 
 At a cut the tokens that are left are gathered, and the layers up to the next cut get them alone. After the last layer their
 states are written back to their positions, so that the final norm, the head and the loss see the original length; a dropped
-token keeps its last state. If the states between layers are read (recorded hidden states, the deep features of Qwen3-VL, a
-hook), every layer returns all tokens. If the last token of a prompt was dropped, because the prompt ends with an image, it gets
-the output of the last one that is left. Position ids are the original ones.
+token keeps its last state. Layers whose states are read (all, if hidden states are recorded or a layer has a hook; the first
+ones, to which Qwen3-VL adds deep features) return all tokens. If the last token of a prompt was dropped, because the prompt
+ends with an image, it gets the output of the last one that is left. Position ids are the original ones.
 
 The cache of a layer holds only the tokens that the layer processed. Which of its entries may be attended to is recorded on the
 cache itself, so that generation can continue from it: step by step, in batches with padding, with beams, from a copy of the
@@ -19,7 +19,7 @@ is 0 or 1, this equals dropping. Later cuts know the probability that a token is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from tokensieve.core import Inputs, Question, Reduction, Rotary, View
-from tokensieve.cutting.cache import CacheRecord, Stage, cache_record, cached_length, pruned_cache_class
+from tokensieve.cutting.allotment import image_budgets
+from tokensieve.cutting.cache import CacheRecord, Stage, attended_length, cache_record, cached_length, pruned_cache_class
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.decoder_state import (
     DecoderCall,
@@ -37,11 +38,12 @@ from tokensieve.cutting.decoder_state import (
     group_images,
     longest,
 )
-from tokensieve.cutting.passes import Call, Calls
+from tokensieve.cutting.passes import Call, Calls, check_sample_count
 from tokensieve.cutting.placement import Cut
 from tokensieve.errors import UserError
 from tokensieve.models.decoder import Projected
 from tokensieve.models.patching import capture_calls
+from tokensieve.models.sight import LayerKind, Sight
 from tokensieve.models.vlm import Vlm
 from tokensieve.scoring import Attention, gather_rows
 
@@ -95,14 +97,15 @@ class DecoderLayers:
     def _start_pass(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DecoderPass | None:
         """The pass for these arguments of the decoder; None where there is nothing to cut."""
         state, decoder = call.decoder, self.vlm.decoder
-        image_mask, state.image_mask = state.image_mask, None
+        masks, state.image_masks = state.image_masks, {}
+        given, state.arguments = kwargs if state.arguments is None else state.arguments, None
         cache = kwargs.get("past_key_values")
         record = cache_record(cache)
         x = kwargs.get("inputs_embeds")
         if x is None:  # the decoder was called directly, with text only
             x = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         batch, length = x.shape[:2]
-        if image_mask is None and record is None:
+        if not masks and record is None:
             if length > 1 and not cached_length(cache, 0):
                 if not state.has_new_features:
                     call.tower = None  # the images of an earlier call are not part of this one
@@ -116,14 +119,15 @@ class DecoderLayers:
             )
         n_before = cached_length(cache, 0) if record is None else record.n_tokens_fed
         decoder.check(length + n_before)
-        run = DecoderPass((batch, length), x.device)
+        run = DecoderPass((batch, length), x.device, n_before=n_before)
         run.last = min(decoder.depth, int(decoder.module.config.num_hidden_layers)) - 1
-        run.is_read_between_layers = decoder.looks_between_layers(kwargs)
-        run.past, run.real = _split_mask(kwargs.get("attention_mask"), n_before, length, x.device)
+        run.layers_read = decoder.layers_read(kwargs)
+        run.past, run.real = _split_mask(given.get("attention_mask"), n_before, length, x.device)
         if run.real is not None and self._is_without_padding(run.real, state):
             run.real = None
-        if image_mask is not None:
-            self._add_images(run, image_mask, call)
+        run.blocks = None if self.vlm.blocks is None else self.vlm.blocks(given, length)
+        if masks:
+            self._add_images(run, masks, call)
             if any("inputs" in cut.step.method.needs for cuts in self.cuts.values() for cut in cuts):
                 run.embeds = x
         return run
@@ -133,25 +137,31 @@ class DecoderLayers:
         in_generate = state.prompt_length is not None and real.shape[1] == 1
         return in_generate or bool(real.all())
 
-    def _add_images(self, run: DecoderPass, image_mask: Tensor, call: Call) -> None:
-        """Adds the vision tokens to a pass. image_mask: (B, L), the placeholders."""
+    def _add_images(self, run: DecoderPass, masks: Mapping[str, Tensor], call: Call) -> None:
+        """Adds the vision tokens to a pass. masks: by medium, (B, L), the placeholders."""
         state = call.decoder
-        assert state.features is not None  # by check_features
+        state.are_used = True
+        if call.samples is not None and call.tower is not None:
+            check_sample_count(call.samples, len(call.tower.samples))
+        groups = [group for medium, mask in masks.items() for group in group_images(mask, state.features[medium])]
+        image_mask = torch.stack([*masks.values()]).any(0)  # (B, L)
         real = torch.ones_like(image_mask) if run.real is None else run.real
-        groups = group_images(image_mask, state.features)
-        left = torch.ones_like(real)
+        others, inside = ~image_mask, image_mask.clone()
         for group in groups:
-            left[group.rows] &= ~image_mask[group.rows]
+            if group.stays is not None:
+                others[group.rows[:, None], group.stays] = True
+            inside |= _between(group, image_mask.shape)
+        left = others.clone()
         for group in groups:
             left[group.rows[:, None], group.at] = True
-        question = state.question_mask(call.context, real, image_mask)
+        question = state.question_mask(call.context, real, inside)
         ends = real.int().cumsum(1).argmax(1)[:, None]  # (B, 1), the last token of each prompt
         run.images = VisionTokens(
             groups,
             left,
             question,
             n_question=longest(question),
-            n_others=(real & ~image_mask).sum(1).tolist(),
+            n_others=(real & others).sum(1).tolist(),
             end_with_image=bool(image_mask.gather(1, ends).any()),
         )
         for group in groups:
@@ -180,11 +190,12 @@ class DecoderLayers:
             x = self._start_stage(number, run.restore(x), kwargs, call, run)
         elif run.whole is None:  # the layer before returned all tokens
             x = run.shorten(x)
-        kwargs |= {"attention_mask": run.mask, "position_ids": None, "position_embeddings": run.tables}
+        kwargs |= {"attention_mask": self._mask(number, x, kwargs, run), "position_ids": None}
+        kwargs["position_embeddings"] = self._tables(number, kwargs["position_embeddings"], len(x), run)
         run.is_in_layer = True
         out = self._run_stock(number, stock, x, args, kwargs, run)
         run.is_in_layer = False
-        if run.at is None or not (run.is_read_between_layers or number == run.last):
+        if run.at is None or not (number < run.layers_read or number == run.last):
             return out
         whole = run.restore(out[0] if isinstance(out, tuple) else out)
         if number == run.last:
@@ -200,7 +211,7 @@ class DecoderLayers:
         attn = self.vlm.decoder.layers[number].self_attn
         with capture_calls(attn.q_proj) as q, capture_calls(attn.k_proj) as k:
             out = stock(x, *args, **kwargs)
-        run.projected = Projected(q[-1].output, k[-1].output)
+        run.projected = Projected(q[-1].output, k[-1].output, *kwargs["position_embeddings"])
         return out
 
     def _start_stage(self, number: int, x: Tensor, kwargs: dict[str, Any], call: Call, run: DecoderPass) -> Tensor:
@@ -211,19 +222,52 @@ class DecoderLayers:
                 x = self._cut(cut, number, x, tables, call, run, run.images)
             run.projected = None
         stage = self._find_tokens(run)
-        n_new, has_changed = stage.shape[1], run.images is not None or not run.tables
+        if run.images is not None:
+            run.tables.clear()
         if (cache := kwargs.get("past_key_values")) is not None:
             stage = self._update_cache(cache, number, stage, run)
-        run.mask = self.vlm.decoder.mask(stage.shape, n_new, stage.alive, stage.bias, x)
-        if has_changed:
-            at, rows = run.at, len(x)
-            run.tables = tables if at is None else tuple(gather_rows(table.expand(rows, -1, -1), at) for table in tables)
+        run.stage = stage
+        run.masks.clear()
         return run.shorten(x)
+
+    def _mask(self, number: int, x: Tensor, kwargs: Mapping[str, Any], run: DecoderPass) -> Tensor | None:
+        """The mask of a layer for the tokens x (B, K, D) that it gets; layers of one kind share it."""
+        kind, n_new = self.vlm.decoder.kinds[number], x.shape[1]
+        if kind not in run.masks:
+            assert run.stage is not None
+            cache = kwargs.get("past_key_values")
+            stage = run.stage if cache is None else run.stage.last(attended_length(cache, number, n_new))
+            blocks = run.blocks if run.blocks is None or run.at is None else run.blocks.gather(1, run.at)
+            if blocks is not None:  # those of earlier passes are behind no new token
+                blocks = torch.nn.functional.pad(blocks, (stage.shape[1] - n_new, 0), value=-1)
+            sight = self._sight(kind, stage.shape, stage.alive, stage.at, blocks, run)
+            run.masks[kind] = self.vlm.decoder.mask(sight, n_new, stage.bias, x)
+        return run.masks[kind]
+
+    def _sight(
+        self,
+        kind: LayerKind,
+        shape: tuple[int, int],
+        alive: Tensor | None,
+        at: Tensor | None,
+        blocks: Tensor | None,
+        run: DecoderPass,
+    ) -> Sight:
+        """What tokens see in layers of this kind. A window counts only where a sequence is longer."""
+        window = kind.window if kind.window is not None and run.n_before + run.shape[1] > kind.window else None
+        return Sight(shape, alive, None if window is None else at, blocks, window, self.vlm.blocks_pass_window)
+
+    def _tables(self, number: int, tables: tuple[Tensor, ...], rows: int, run: DecoderPass) -> tuple[Tensor, ...]:
+        """The rotary tables of the tokens that a layer gets, from those of all; layers of one kind share them."""
+        kind, at = self.vlm.decoder.kinds[number], run.at
+        if kind not in run.tables:
+            run.tables[kind] = tables if at is None else tuple(gather_rows(t.expand(rows, -1, -1), at) for t in tables)
+        return run.tables[kind]
 
     def _find_tokens(self, run: DecoderPass) -> Stage:
         """Sets the tokens that the next layers get: those that are left, with fillers in rows that have fewer of them."""
         if run.images is None:
-            return Stage(run.shape, run.real, run.bias)
+            return Stage(run.shape, run.real, run.bias, self._indices(run))
         counts = run.images.counts()
         most = max(counts, default=run.shape[1])
         has_fillers = any(count < most for count in counts)
@@ -233,7 +277,14 @@ class DecoderLayers:
             run.at = order.sort(dim=1).values if has_fillers else order  # (B, K)
             alive = alive.gather(1, run.at)
             bias = None if bias is None else bias.gather(1, run.at)
-        return Stage((run.shape[0], most), alive if has_fillers else None, bias)
+        return Stage((run.shape[0], most), alive if has_fillers else None, bias, self._indices(run))
+
+    def _indices(self, run: DecoderPass) -> Tensor | None:
+        """The indices of the tokens that the layers get in the whole sequence, (B, K); None: no layer has a window."""
+        if not self.vlm.decoder.has_windows:
+            return None
+        at = torch.arange(run.shape[1], device=run.device).expand(run.shape) if run.at is None else run.at
+        return at + run.n_before
 
     def _cut(
         self,
@@ -249,19 +300,19 @@ class DecoderLayers:
         groups = []
         asks = {"question", "text"} & set(cut.step.method.needs)
         questions = images.question_of(x) if asks else None
-        for group in images.groups:
+        for own, group in share_by_prompts(cut, images.groups):
             rows, at = group.rows, group.at
 
             def attend(x: Tensor = x, rows: Tensor = rows, at: Tensor = at) -> Attention:
                 return self._attention(number, asks_previous(cut), x, tables, run, images, rows, at)
 
             tokens = gather_rows(x if len(x) == 1 == len(rows) else x.index_select(0, rows), at)  # (G, N, D)
-            n_now = at.shape[1] if group.count is None else group.count
-            keep = self.chooser.tokens_to_keep(cut, n_now, None if group.entered is None else group.entered.shape[1])
+            n_now = group.n_now
+            keep = self.chooser.tokens_to_keep(own, n_now, None if group.entered is None else group.entered.shape[1])
             question = None if questions is None else questions.rows(rows)
             rotary = self._rotary(images, group, tables, len(x)) if "rotary" in cut.step.method.needs else None
             inputs = self._inputs(run, images, group)
-            reduction = self._decide(cut, keep, tokens, group, question, attend, call, inputs, rotary)
+            reduction = self._decide(own, keep, tokens, group, question, attend, call, inputs, rotary)
             if reduction.soft is not None:
                 self.vlm.decoder.check_bias()
                 x = x if reduction.is_selection else x.index_put((rows[:, None], at), reduction.apply(tokens))
@@ -308,20 +359,24 @@ class DecoderLayers:
         """The attention of a layer, or of the one that just ran, among the vision tokens at (G, N) of these rows."""
         visible, bias = images.left if run.real is None else images.left & run.real, run.bias
         last = torch.maximum(images.last_of_question()[rows], at.amax(1))  # the image's last token where no text follows
-        parts = [table.expand(len(x), -1, -1) for table in tables]
         source: Tensor | Projected = x[rows]
+        blocks, index, cos, sin = run.blocks, None, *tables
         if of_previous:  # of the tokens that the layers before this cut got
             assert run.projected is not None
-            source = Projected(*(each[rows] for each in run.projected))
+            cos, sin = run.projected.cos, run.projected.sin
             number -= 1
             if run.at is not None:
-                visible = visible.gather(1, run.at)
+                visible, index = visible.gather(1, run.at), run.at[rows]
                 bias = None if bias is None else bias.gather(1, run.at)
-                parts = [gather_rows(table, run.at) for table in parts]
+                blocks = None if blocks is None else blocks.gather(1, run.at)
                 last, at = (run.short_positions(each, rows) for each in (last[:, None], at))
                 last = last[:, 0]
-        cos, sin = (table[rows] for table in parts)
-        bias = None if bias is None else bias[rows]
+        cos, sin = (table.expand(len(x), -1, -1)[rows] for table in (cos, sin))
+        if of_previous and run.projected is not None:
+            source = Projected(run.projected.q[rows], run.projected.k[rows], cos, sin)
+        bias, length = None if bias is None else bias[rows], cos.shape[1]
+        kind = self.vlm.decoder.kinds[number]
+        sight = self._sight(kind, (len(rows), length), visible[rows], index, None if blocks is None else blocks[rows], run)
 
         def find_question() -> tuple[Tensor, Tensor]:
             words, mask = (each.to(rows.device)[rows] for each in images.question_positions())  # (G, T)
@@ -329,8 +384,7 @@ class DecoderLayers:
                 words = run.short_positions(words, rows).clamp_max(length - 1)
             return words, mask
 
-        length = cos.shape[1]
-        return self.vlm.decoder.attention(number, source, (cos, sin), visible[rows], last, at, bias, find_question)
+        return self.vlm.decoder.attention(number, source, (cos, sin), sight, last, at, bias, find_question)
 
     def _weigh_softly(self, run: DecoderPass, group: ImageGroup, reduction: Reduction, soft: Tensor, keep: int) -> ImageGroup:
         """Gives every token of a group the attention weight of its probability soft (G, N); the group behind this cut."""
@@ -355,16 +409,15 @@ class DecoderLayers:
         """The decision of a step about the vision tokens (G, N, D) of a group of images."""
         assert call.tower is not None  # set when the features were computed
         state, n = call.tower, tokens.shape[1]
-        if keep == (n if group.count is None else group.count) and not cut.step.method.adaptive:
+        if keep == group.n_now and not cut.step.method.adaptive:
             everything = Reduction(torch.arange(n, device=tokens.device).expand(len(tokens), -1), n)
             state.record_decoder_cut(cut, everything, group.numbers)
             return everything
-        h, w = state.grid or (0, 0)
         with torch.autocast(tokens.device.type, enabled=False):
             view = View(
                 tokens=tokens,
                 prefix=tokens[:, :0],
-                grid=(h, w) if h * w == n and not state.stages else None,
+                grid=group.grid,
                 attention=attend() if "attention" in cut.step.method.needs else None,
                 sizes=group.sizes,
                 samples=state.samples[group.numbers].to(tokens.device),
@@ -380,6 +433,7 @@ class DecoderLayers:
                 rotary=rotary,
                 carried=group.carried.get(str(cut.step)),
                 final_norm=getattr(self.vlm.decoder.module, "norm", None),
+                frames=group.frames,
             )
             reduction = self.chooser.choose(cut, view, keep, group.numbers)
         state.record_decoder_cut(cut, reduction, group.numbers)
@@ -422,6 +476,8 @@ def _groups_behind(
         sizes=reduction.sizes_after(group.sizes),
         present=None if group.present is None else group.present.gather(1, reduction.index),
         count=group.count if reduction.k == reduction.n else None,
+        grid=group.grid if reduction.k == reduction.n and reduction.is_selection else None,
+        frames=None if group.frames is None else group.frames.gather(1, reduction.index),
         carried={name: values.gather(1, reduction.index) for name, values in carried.items()},
     )
     if reduction.counts is None:
@@ -431,7 +487,33 @@ def _groups_behind(
     for count in sorted(set(counts)):
         picked = [i for i, each in enumerate(counts) if each == count]
         new, weights = (None if each is None else each[picked, :count] for each in (made, factor))
+        if weights is not None and bool((weights == 1).all()):  # sizes that only told the padding: no mask is needed
+            weights = None
         yield behind.select(picked, count), new, weights
+
+
+def _between(group: ImageGroup, shape: torch.Size) -> Tensor:
+    """What stands from the first to the last token of an image, (B, L): line ends, timestamps of frames."""
+    order, inside = torch.arange(shape[1], device=group.at.device), torch.zeros(shape, dtype=torch.bool, device=group.at.device)
+    spans = (order >= group.at.amin(1, keepdim=True)) & (order <= group.at.amax(1, keepdim=True))  # (G, L)
+    for row, span in zip(group.sequences, spans, strict=True):
+        inside[row] |= span
+    return inside
+
+
+def share_by_prompts(cut: Cut, groups: Sequence[ImageGroup]) -> Iterator[tuple[Cut, ImageGroup]]:
+    """The groups of images, each with its cut; a budget of the whole prompt is shared by the images in it."""
+    if cut.budget.scope != "prompt":
+        yield from ((cut, group) for group in groups)
+        return
+    members = [(group, i) for group in groups for i in range(len(group.sequences))]
+    rows = [group.sequences[i] for group, i in members]
+    alike: dict[tuple[int, int], list[int]] = {}
+    for (group, i), keep in zip(members, image_budgets(cut, [group.n_now for group, _ in members], rows), strict=True):
+        alike.setdefault((id(group), keep), []).append(i)
+    of_id = {id(group): group for group in groups}
+    for (number, keep), picked in alike.items():
+        yield cut.with_budget(keep), of_id[number].of_images(picked)
 
 
 def asks_previous(cut: Cut) -> bool:

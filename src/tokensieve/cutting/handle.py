@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial, reduce
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tokensieve.core import Reduction
 from tokensieve.cutting.choice import Chooser, Observer
 from tokensieve.cutting.decoder import DecoderCuts
-from tokensieve.cutting.passes import CallOptions, Calls, Pass, Row
+from tokensieve.cutting.passes import CallOptions, Calls, Pass, Row, TiledRow
 from tokensieve.cutting.placement import (
     Cut,
     ResizedTower,
@@ -85,32 +85,36 @@ class Handle:
     def _open(self, model: nn.Module, seed: int) -> None:
         """Opens the model and finds the positions of the plan in it."""
         vlm = open_vlm(model)
-        tower = open_tower(model) if vlm is None else vlm.tower
+        tower = open_tower(model) if vlm is None else vlm.tower or vlm.tile_tower
         flexible = vlm is not None and vlm.images is not None
         resized = None if flexible else self._resize(tower, "" if vlm is None else vlm.no_resize_reason)
         if resized is not None:
             tower = resized.tower
         if tower is None and vlm is not None:
             for step in self.plan.token_steps:
-                if step.resolved_where(0, vlm.decoder.depth).part != "llm":
+                if step.resolved_where(0, vlm.decoder.depth).part not in ("llm", "out" if vlm.out_is_projected else "llm"):
                     raise Uncuttable(f"{step}: {vlm.reason}")
-        cuts = place_plan(self.plan, tower, seed, None if vlm is None else vlm.decoder.depth, self.parts)
-        in_tower = [cut for cut in cuts if cut.part != "llm"]
+        is_projected = vlm is not None and vlm.out_is_projected
+        has_tiles, decoder = vlm is not None and vlm.tile_tower is not None, None if vlm is None else vlm.decoder.depth
+        cuts = place_plan(self.plan, tower, seed, decoder, self.parts, is_projected, has_tiles)
+        projected = [cut for cut in cuts if cut.part == "out" and is_projected]
+        in_tower = [cut for cut in cuts if cut.part != "llm" and cut not in projected]
         if tower is not None:
             for cut in in_tower if tower.no_blocks_reason else ():
                 if cut.step.where.part != "out":
                     raise Uncuttable(f"{cut.step}: {tower.no_blocks_reason}; cut @out")
             tower.check()
-            notes = check_token_counts(cuts, tower, self.parts)
+            notes = check_token_counts(in_tower if has_tiles else cuts, tower, self.parts)
             self.excess = notes.excess
             for note in (*notes.excess, *notes.others):
                 self._chooser.notes.add(note)
             is_full_size = resized is None or resized.full_grid == tower.grid
             self.leaves_feature = vlm is None and is_full_size and leave_feature(cuts, tower)
-            self._tower = TowerCuts(tower, in_tower, self._chooser, self._calls, self._question, resized)
+            question = None if vlm is None else self._question
+            self._tower = TowerCuts(tower, in_tower, self._chooser, self._calls, question, self._share, resized)
         self._open_tower = tower
         if vlm is not None:
-            self._open_decoder(vlm, cuts, bool(in_tower) or self.plan.image_step is not None)
+            self._open_decoder(vlm, cuts, in_tower, projected)
 
     def _resize(self, tower: Tower | None, reason: str) -> ResizedTower | None:
         """The tower with the images that the plan makes smaller; None if it does not. reason: why there is no tower."""
@@ -124,8 +128,9 @@ class Handle:
             self._chooser.notes.add(note)
         return resized
 
-    def _open_decoder(self, vlm: Vlm, cuts: list[Cut], cuts_tower: bool) -> None:
-        layers: dict[int, list[Cut]] = {0: []} if cuts_tower else {}
+    def _open_decoder(self, vlm: Vlm, cuts: list[Cut], in_tower: list[Cut], projected: list[Cut]) -> None:
+        arrives_cut = bool(in_tower or projected) or self.plan.image_step is not None
+        layers: dict[int, list[Cut]] = {0: []} if arrives_cut else {}
         for cut in cuts:
             if cut.part == "llm":
                 layers.setdefault(cut.layer, []).append(cut)
@@ -139,10 +144,14 @@ class Handle:
             raise UserError(f"{cuts[-1].step}: with rest=zero the decoder would read empty tokens; use rest=drop")
         step = self.plan.image_step
         resize = None if step is None or vlm.images is None else partial(resize_image, step)
-        self._decoder = DecoderCuts(vlm, layers, self._tower, self._chooser, self._calls, str(self.plan), resize)
+        self._decoder = DecoderCuts(vlm, layers, self._tower, self._chooser, self._calls, str(self.plan), resize, projected)
 
-    def _question(self, call: Any, images: int, tokens: int) -> Any:
-        return None if self._decoder is None else self._decoder.question_about(call, images, tokens)
+    def _question(self, call: Any, lengths: Sequence[int]) -> Any:
+        return None if self._decoder is None else self._decoder.question_about(call, lengths)
+
+    def _share(self, cut: Cut, call: Any, rows: int, n: int) -> list[int]:
+        assert self._decoder is not None  # place_plan
+        return self._decoder.share(cut, call, rows, n)
 
     def __repr__(self) -> str:
         """In one line: the plan, whether it is attached, and the tokens before the first and after the last cut."""
@@ -155,7 +164,7 @@ class Handle:
         state = "attached" if self.is_attached else "not attached"
         ledger = self.ledger
         width = max((len(row.layer) for row in ledger), default=0)
-        cuts = [f"  @{row.layer:<{width}}  {row.tokens_in} -> {row.tokens_out} tokens" for row in ledger]
+        cuts = [f"  @{row.layer:<{width}}  {row.tokens_in} -> {row.tokens_out} tokens{_tiles(row)}" for row in ledger]
         if not cuts:
             cuts = ["  nothing to cut" if self.plan.is_identity else "  no forward pass yet"]
         return "\n".join([f"{self.plan} ({state})", *cuts, *(f"  note: {note}" for note in self.notes)])
@@ -301,14 +310,12 @@ class Handle:
         return self._pass.grid if self._pass else self._open_tower.grid if self._open_tower else None
 
     def token_grid(self, batch_index: int = 0) -> TokenGrid | None:
-        """Where the tokens of an image of the last batch lie in it, for models that take images of any size, or tiles of them.
+        """Where the tokens of an image or video of the last batch lie in it, for models that take images of any size, or tiles
+        of them. Videos are counted after all images.
 
         None: as in the grid of the tower.
         """
-        vlm = self._decoder.vlm if self._decoder else None
-        if vlm is None or vlm.grids is None or self._pass is None or not self._pass.image_sizes:
-            return None
-        return vlm.grids(vlm.inner, self._pass.image_sizes)[batch_index]
+        return self._pass.layouts[batch_index].drawn if self._pass and self._pass.layouts else None
 
     def picture(
         self, image: Any, batch_index: int = 0, transform: Callable[[Any], Any] | None = None, name: str = ""
@@ -318,6 +325,14 @@ class Handle:
             from tokensieve.drawing import sheet
 
         return sheet.picture(self, image, batch_index, transform, name)
+
+
+def _tiles(row: Row) -> str:
+    """What a line of the ledger says about tiles."""
+    if not isinstance(row, TiledRow):
+        return ""
+    least, most = row.least_of_tile, row.most_of_tile
+    return f", {least} of each" * (least == most) + f", {least} to {most} of each" * (least < most) + f" of {row.tiles} tiles"
 
 
 def _undo_all(undo: list[Undo]) -> None:

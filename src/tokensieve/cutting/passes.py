@@ -7,11 +7,11 @@ it at its end, so that calls in several threads, calls inside hooks and calls th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,18 +20,20 @@ from tokensieve.core import Reduction
 from tokensieve.cutting.decoder_state import DecoderCall
 from tokensieve.cutting.placement import Cut
 from tokensieve.errors import UserError, describe_value
+from tokensieve.models.image_grid import IMAGE, VIDEO, ImageTokens
 from tokensieve.models.patching import replace
 from tokensieve.models.tower import Entry, Layout, Undo
 from tokensieve.scoring import Attention
 
-IMAGE = "image"  # the layer of the ledger's row about a smaller image
+BETWEEN_TILES = 0x9E3779B1  # between the numbers of two tiles of an image, by which random choices differ
+RESIZED = (IMAGE, VIDEO)  # layers of the ledger's rows about smaller images and videos
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of the ledger: patch tokens in and out at one cut."""
 
-    layer: str
+    layer: str  # the position, "6"; or "image", "video": they were made smaller
     tokens_in: int
     tokens_out: int  # of the image that is left with most
 
@@ -57,6 +59,37 @@ class UnevenRow(Row):
         return cls(layer, tokens_in, max(counts, default=0), mean, min(counts, default=0))
 
 
+@dataclass(frozen=True)
+class TiledRow(UnevenRow):
+    """A cut of images that are made of tiles, to each of which the method was applied."""
+
+    tiles: int  # of the image with most of them
+    most_of_tile: int  # tokens of a tile behind the cut
+    least_of_tile: int
+
+
+class TileCounts(NamedTuple):
+    """The tokens of each tile of an image, before and behind a cut."""
+
+    before: list[int]
+    after: list[int]
+
+
+def row_of_images(layer: str, images: Sequence[TileCounts]) -> Row:
+    """The line of the ledger about images that may differ in their number of tokens, and may be made of tiles."""
+    ins, outs = [sum(image.before) for image in images], [sum(image.after) for image in images]
+    row = UnevenRow.of_counts(layer, max(ins), outs)
+    if any(len(image.after) > 1 for image in images):
+        of_tiles = [k for image in images for k in image.after]
+        return TiledRow(
+            **vars(row),
+            tiles=max(len(image.after) for image in images),
+            most_of_tile=max(of_tiles),
+            least_of_tile=min(of_tiles),
+        )
+    return Row(layer, ins[0], outs[0]) if len({*ins}) == len({*outs}) == 1 else row
+
+
 @dataclass
 class Pass:
     """What a plan has done so far to the images of one forward pass."""
@@ -73,7 +106,9 @@ class Pass:
     stages: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut that removed tokens
     # of a cut in the decoder, by its seed: its place in the ledger, and the tokens in and out of each image by its number
     decoder_cuts: dict[int, tuple[int, dict[int, tuple[int, int]]]] = field(default_factory=dict)
-    image_sizes: dict[str, Any] = field(default_factory=dict)  # arguments that tell them, of a vision-language model
+    # of a cut behind the projector, by its seed: its place in the ledger, and the tokens of each image or video
+    projected_cuts: dict[int, tuple[int, list[TileCounts]]] = field(default_factory=dict)
+    layouts: list[ImageTokens] = field(default_factory=list)  # of each image or video; empty: as in the tower
     is_uneven: bool = False  # images had different numbers of tokens in the decoder
     soft: list[tuple[str, Reduction]] = field(default_factory=list)  # every cut with a soft mask instead of a choice
     n_replaced: int = 0  # replaced methods of blocks and head that have run

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tokensieve.core import Resize
 from tokensieve.errors import UserError
-from tokensieve.methods.registry import Place
+from tokensieve.methods.registry import NEEDS, Place
 from tokensieve.models.resizing import Size, SizeRule
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Budget, Plan, Step
@@ -31,6 +31,11 @@ class Cut:
     budget: Budget
     number: int = 0  # among the cuts of its step
     total: int = 1  # cuts of its step
+    is_shared: bool = False  # rows of the tower's batch share its budget, and may be left with different numbers of tokens
+
+    def with_budget(self, keep: int) -> Cut:
+        """The cut with so many tokens to keep."""
+        return replace(self, budget=Budget("keep", Fraction(keep)), is_shared=False)
 
     @property
     def name(self) -> str:
@@ -61,8 +66,8 @@ class Cut:
         return keep if keep >= n else min(n, keep + self.step.method.n_extra(n, keep) + (self.step.rest == "fuse"))
 
     def acts(self, n: int, first: int | None = None) -> bool:
-        """Whether the method is asked: fewer than n tokens are to be kept, or it decides itself how many."""
-        return self.step.method.adaptive or self.count(n, first) < n
+        """Whether the method may be asked: fewer than n tokens are to be kept, or it decides itself how many."""
+        return self.is_shared or self.step.method.adaptive or self.count(n, first) < n
 
 
 def position_name(layer: int, part: str) -> str:
@@ -117,9 +122,18 @@ def resize_tower(step: Step, tower: Tower) -> tuple[ResizedTower, list[str]]:
 
 
 def place_plan(
-    plan: Plan, tower: Tower | None, seed: int, decoder: int | None = None, parts: Mapping[str, nn.Module] | None = None
+    plan: Plan,
+    tower: Tower | None,
+    seed: int,
+    decoder: int | None = None,
+    parts: Mapping[str, nn.Module] | None = None,
+    out_is_projected: bool = False,
+    has_tiles: bool = False,
 ) -> list[Cut]:
-    """The cuts of a plan in the order of execution: in the tower, then in the decoder. decoder: its number of layers."""
+    """The cuts of a plan in the order of execution: in the tower, then in the decoder.
+
+    decoder: its number of layers. out_is_projected: @out is behind the projector. has_tiles: the tower sees tiles of images.
+    """
     cuts: list[Cut] = []
     for step in plan.token_steps:
         depth = tower.depth if tower is not None else 0
@@ -130,30 +144,54 @@ def place_plan(
         for number, (layer, part) in enumerate(positions):
             if (layer, part) in positions[:number]:
                 raise UserError(f"{step}: two of its places are layer {position_name(layer, part)} of this model; name it once")
-            if layer == 0 and part != "llm" and "attention" in step.method.needs:
+            if part == "out" and out_is_projected:
+                _check_projected(step, "-1" if tower is not None and tower.depth else "llm.2")
+            elif layer == 0 and part != "llm" and "attention" in step.method.needs:
                 if tower is not None and tower.no_blocks_reason:
                     raise UserError(f"{step}: {step.method.name} needs the attention of a block, and {tower.no_blocks_reason}")
                 raise UserError(f"{step}: {step.method.name} needs the attention of a block, and none has run at @0; use @1")
             _check_needs(step, layer, part, tower)
             budget = _resolve_budget(step, position_name(layer, part), (parts or {}).get(step.method.name))
-            cuts.append(Cut(step, layer, part, seed * 1000 + len(cuts), budget, number, len(positions)))
+            if budget.scope == "prompt" and decoder is None:
+                raise UserError(f"{step}: this model reads no prompts; write :{replace(budget, scope='image')}")
+            runs_in_tower = part != "llm" and not (part == "out" and out_is_projected)
+            is_shared = runs_in_tower and (budget.scope == "prompt" or (has_tiles and budget.scope == "image"))
+            cuts.append(Cut(step, layer, part, seed * 1000 + len(cuts), budget, number, len(positions), is_shared))
     order = {"attn": 0, "block": 1, "out": 2, "llm": 3}
     cuts.sort(key=lambda cut: (cut.part == "llm", cut.layer, order[cut.part]))
     if any(cut.step.rest == "zero" for cut in cuts[:-1]):
         raise UserError(f"{plan}: rest=zero keeps the length, so nothing can follow it; make it the last step")
-    for before, cut in itertools.pairwise(cut for cut in cuts if cut.part != "llm"):
+    in_tower = [cut for cut in cuts if cut.part != "llm" and not (cut.part == "out" and out_is_projected)]
+    for before, cut in itertools.pairwise(in_tower):
         if before.step.method.adaptive and not cut.step.method.adaptive:
             raise UserError(
                 f"{cut.step}: {before.step.method.name} leaves a different number of tokens for each image, so only adaptive "
                 "methods can follow it in the tower; put it last, or cut in the language model"
             )
+        if before.is_shared:
+            raise UserError(
+                f"{before.step}: its budget leaves rows of the tower's batch with different numbers of tokens, so it is the "
+                f"last cut in the tower; give each tile a budget, as in {before.step.method.name}{before.step.where}:64/tile"
+            )
     return cuts
+
+
+def _check_projected(step: Step, place: str) -> None:
+    """Raises a UserError if a method needs more than tokens and text, behind the projector. place: where it has more."""
+    if missing := sorted(set(step.method.needs) - {"question", "text"}):
+        raise UserError(
+            f"{step}: {step.method.name} needs {NEEDS[missing[0]].partition(',')[0]}, and behind the projector of this model "
+            f"there are only tokens and text; try {step.method.name}@{place}, or a method that needs tokens only, such as cover"
+        )
+    if step.method.layers is not None:
+        raise UserError(f"{step}: {step.method.name} needs the attention of earlier blocks; behind the projector there is none")
 
 
 def _check_needs(step: Step, layer: int, part: str, tower: Tower | None) -> None:
     """Raises a UserError if a position cannot give what the method needs."""
     needs, name = step.method.needs, step.method.name
-    if "before" in needs and (part not in ("block", "out") or layer == 0 or (tower is not None and tower.head is not None)):
+    is_head = part == "out" and tower is not None and tower.head is not None
+    if "before" in needs and (part not in ("block", "out") or layer == 0 or is_head):
         raise UserError(f"{step}: {name} compares tokens before and after the MLP of a block; use it after a block, as in @6")
     if "values" in needs and part == "llm":
         raise UserError(f"{step}: {name} needs the values of a block of the tower; use it there, as in @6")
@@ -250,6 +288,9 @@ def check_token_counts(cuts: list[Cut], tower: Tower, parts: Mapping[str, Any]) 
     excess, notes, n = [], [], tower.grid[0] * tower.grid[1]
     first = n
     for cut in cuts:
+        if cut.is_shared:  # of several tiles or images, whose number is not known here
+            n = cut.outputs(n, first)
+            continue
         keep = cut.count(n, first)
         if keep < 1:
             raise UserError(f"{cut.step}: at layer {cut.name} only {n} patch tokens arrive, so nothing would be left")

@@ -12,17 +12,20 @@ from torch import Tensor
 
 from tokensieve.core import Question, Reduction, View
 from tokensieve.cutting.choice import Chooser
-from tokensieve.cutting.passes import IMAGE, Call, Calls, Pass, Row, check_sample_count
+from tokensieve.cutting.passes import BETWEEN_TILES, Call, Calls, Pass, Row, TileCounts, check_sample_count, row_of_images
 from tokensieve.cutting.placement import Cut, ResizedTower
 from tokensieve.errors import UserError
+from tokensieve.models.image_grid import IMAGE
 from tokensieve.models.patching import check_attention, check_own, is_patched, replace, run_stock
 from tokensieve.models.resizing import Resizing
 from tokensieve.models.tower import Block, Layout, Tower, Undo
 
 LOST = "Somebody has set the forward of a module since the plan was attached; remove() the plan and apply it again"
 
-# call, number of images, patches of each image -> the question of each image; None: there is no question
-FindQuestion = Callable[[Call, int, int], Question | None]
+# call, patches of each image -> the question of each image; None: there is no question
+FindQuestion = Callable[[Call, Sequence[int]], Question | None]
+# cut, call, rows of the batch, tokens of each -> the tokens that each row keeps of a budget that they share
+ShareBudget = Callable[[Cut, Call, int, int], list[int]]
 
 
 class TowerCuts:
@@ -34,10 +37,12 @@ class TowerCuts:
         cuts: Sequence[Cut],
         chooser: Chooser,
         calls: Calls,
-        question: FindQuestion,
+        question: FindQuestion | None,  # None: the tower is not that of a language model
+        share: ShareBudget,
         resized: ResizedTower | None = None,
     ) -> None:
         self.tower, self.cuts, self.chooser, self.calls, self.question = tower, cuts, chooser, calls, question
+        self.share = share
         self.resized = resized  # the plan makes images smaller
         self._tracks_sizes = False  # pooling and blocks take sizes into account; set by attach
         self._recorded: set[int] = set()  # blocks whose attention is kept for later cuts; set by attach
@@ -61,14 +66,14 @@ class TowerCuts:
             return
         if self.resized is not None and self.tower.resize is not None:
             undo += self.tower.resize(Resizing(self.resized.to, self.resized.decide, self._set_full_grid))
-        tower, makes_sizes = self.tower, self.chooser.makes_sizes
-        self._tracks_sizes = any(makes_sizes(cut.step) for cut in self.cuts)
+        tower, makes_sizes = self.tower, self._makes_sizes
+        self._tracks_sizes = any(map(makes_sizes, self.cuts))
         if self._tracks_sizes:
             undo += tower.patch_pooling(self._sizes)
         undo += tower.on_layout(self._set_layout)
         at_head = [cut for cut in self.cuts if self._is_at_head(cut)]
         with_attention = [cut for cut in at_head if "attention" in cut.step.method.needs]  # that of the last block
-        has_sizes, first = any(makes_sizes(cut.step) for cut in self.cuts if cut.layer == 0), len(undo)
+        has_sizes, first = any(makes_sizes(cut) for cut in self.cuts if cut.layer == 0), len(undo)
         self._recorded = _blocks_to_record(self.cuts, tower.depth)
         for number, block in enumerate(tower.blocks, start=1):
             cuts = [cut for cut in self.cuts if cut.layer == number or (number == 1 and cut.layer == 0)]
@@ -79,7 +84,7 @@ class TowerCuts:
                     undo.append(replace(block.module, "forward", self._run_first_block))
             elif number == 1 or cuts or has_sizes or for_head or tower.per_token or number in self._recorded:
                 undo.append(self._replace_block(block, number, cuts, for_head, has_sizes))
-            has_sizes = has_sizes or any(makes_sizes(cut.step) for cut in cuts)
+            has_sizes = has_sizes or any(map(makes_sizes, cuts))
         if at_head:
             assert tower.head is not None
             undo.append(replace(tower.head, "forward", self._head_forward(at_head)))
@@ -90,6 +95,10 @@ class TowerCuts:
     def _keeps_padding(self) -> bool:
         """Whether padding stays in the batch, and its mask with it: nothing is cut, so images may have different grids."""
         return self.tower.pads and not self.cuts
+
+    def _makes_sizes(self, cut: Cut) -> bool:
+        """Whether tokens have sizes behind a cut: padding, where rows are left with different numbers of tokens, has size 0."""
+        return cut.is_shared or self.chooser.makes_sizes(cut.step)
 
     def _is_at_head(self, cut: Cut) -> bool:
         return cut.part == "out" and self.tower.head is not None
@@ -220,7 +229,15 @@ class TowerCuts:
         return state
 
     def sample_ids(self, call: Call, rows: int, device: torch.device) -> Tensor:
-        """The index of each row of the batch within the run, (rows,)."""
+        """The index of each row of the batch within the run, (rows,). Tiles of an image are told apart."""
+        if layouts := call.decoder.layouts:
+            counts = torch.tensor([layout.rows for layout in layouts], device=device)
+            if call.samples is not None:
+                check_sample_count(call.samples, len(layouts))
+            known = call.samples
+            images = self.calls.number_samples(len(layouts), device) if known is None else known.to(device)
+            tiles = torch.cat([torch.arange(layout.rows, device=device) for layout in layouts])
+            return images.repeat_interleave(counts) + tiles * BETWEEN_TILES
         expand = self.tower.expand_sample_ids
         each = expand(torch.zeros(1), call.context).shape[0]  # a sample may have several images
         if call.samples is not None:
@@ -237,9 +254,10 @@ class TowerCuts:
         at_head = self._is_at_head(cut)
         step, p = cut.step, 1 if at_head else self.tower.prefix
         n = x.shape[1] - p
-        keep = self.chooser.tokens_to_keep(cut, n, state.first)
-        if not cut.acts(n, state.first):
-            state.ledger.append(Row(cut.name, n, n))
+        cuts = [cut.with_budget(keep) for keep in self.share(cut, call, len(x), n)] if cut.is_shared else [cut]
+        keeps = [self.chooser.tokens_to_keep(own, n, state.first) for own in cuts]
+        if not any(own.acts(n, state.first) for own in cuts):
+            self._record(cut, x.shape[0], n, None, call, state)
             return x
         prefix, tokens = x[:, :p], x[:, p:]
         attention = state.current_attention() if "attention" in step.method.needs else None
@@ -270,11 +288,9 @@ class TowerCuts:
                 image_embeds=image_embeds,
                 carried=state.carried.get(str(step)),
             )
-            reduction = self.chooser.choose(cut, view, keep)
-            if reduction.soft is not None:
-                raise UserError(f"{step}: a soft mask works in a decoder only, at @llm.L")
+            reduction = self._choose(cuts, keeps, view)
             state.stages.append((cut.name, reduction))
-            state.ledger.append(Row.of(cut.name, reduction))
+            self._record(cut, x.shape[0], n, reduction, call, state)
             if step.rest == "zero":
                 kept = view.sizes_or_ones().gather(1, reduction.index)
                 state.sizes = torch.zeros_like(view.sizes_or_ones()).scatter(1, reduction.index, kept)
@@ -289,6 +305,38 @@ class TowerCuts:
             if state.before is not None:  # of the same block, for another cut behind it
                 state.before = reduction.apply(state.before, p)
             return reduction.apply(x, p)
+
+    def _choose(self, cuts: Sequence[Cut], keeps: Sequence[int], view: View) -> Reduction:
+        """The decision of a step. Where rows keep different numbers of tokens, each has the decision for its number."""
+        chosen: dict[int, Reduction] = {}
+        for own, keep in zip(cuts, keeps, strict=True):
+            if keep not in chosen and (keep < view.n or own.step.method.adaptive):
+                chosen[keep] = self.chooser.choose(own, view, keep)
+            elif keep not in chosen:
+                every = torch.arange(view.n, device=view.tokens.device)
+                chosen[keep] = Reduction(every.expand(view.tokens.shape[0], -1), view.n)
+            if chosen[keep].soft is not None:
+                raise UserError(f"{own.step}: a soft mask works in a decoder only, at @llm.L")
+        if len(chosen) == 1:
+            return chosen[keeps[0]]
+        rows = torch.arange(len(keeps), device=view.tokens.device).split(1)
+        return Reduction.stack([chosen[keep].select_images(row) for row, keep in zip(rows, keeps, strict=True)])
+
+    def _record(self, cut: Cut, rows: int, n: int, reduction: Reduction | None, call: Call, state: Pass) -> None:
+        """Adds a cut of n tokens of each row to the ledger. reduction: None if everything is kept."""
+        if not call.decoder.layouts:
+            state.ledger.append(Row(cut.name, n, n) if reduction is None else Row.of(cut.name, reduction))
+            return
+        before = [n] * rows if state.counts is None else state.counts.tolist()
+        after = before
+        if reduction is not None:
+            after = [reduction.k] * rows if reduction.counts is None else reduction.counts.tolist()
+        images, first = [], 0
+        for layout in call.decoder.layouts:
+            own = slice(first, first + layout.rows)
+            images.append(TileCounts(before[own], after[own]))
+            first += layout.rows
+        state.ledger.append(row_of_images(cut.name, images))
 
     def _pixels(self, cut: Cut, call: Call, n: int) -> Tensor | None:
         """The pixels of each patch, (B, N, C p p), if the method needs them."""
@@ -325,10 +373,10 @@ class TowerCuts:
         return text.to(tokens.device).expand(len(tokens), -1, -1), embeds
 
     def _question(self, cut: Cut, call: Call, images: int, state: Pass) -> Question | None:
-        if "question" not in cut.step.method.needs:
+        if self.question is None or "question" not in cut.step.method.needs:
             return None
         h, w = self._full_grid(call) or state.grid or self.tower.grid
-        return self.question(call, images, h * w)
+        return self.question(call, [h * w] * images)
 
 
 def _check_unwrapped(block: Block, number: int) -> None:

@@ -70,7 +70,8 @@ def table() -> list[Line]:
         warnings.simplefilter("ignore", PlanWarning)
         torch.manual_seed(0)
         tries = [partial(try_family, example) for family in families() for example in family.examples]
-        tries += [partial(try_vlm_family, family.example) for family in VLM_FAMILIES.values()]
+        examples = [example for family in VLM_FAMILIES.values() for example in (family.example, *family.others)]
+        tries += [partial(try_vlm_family, example) for example in examples]
         return [one() for one in progress.bar(tries, desc="families", unit="model", leave=False)]
 
 
@@ -97,14 +98,20 @@ def try_vlm_family(example: Example) -> Line:
     try:
         model, inputs = resolve(example.build)(**example.options)
     except ImportError as error:
-        return Line(example.models, example.models, reasons=[f"{error.name} is not installed"])
-    vlm = open_vlm(model.eval())
+        return Line(example.name or example.models, example.models, reasons=[f"{error.name} is not installed"])
+    try:
+        vlm = open_vlm(model.eval())
+    except Uncuttable as error:
+        title = VLM_FAMILIES[example.options["family"]].title
+        return Line(title, example.models, resize="no", reasons=[error.reason])
     assert vlm is not None
-    line = Line(vlm.family, example.models, "" if vlm.tower is None else _prefix(vlm.tower, ""))
-    _try_cuts(line, model, inputs, (LLM,) if vlm.tower is None else (*WHERES, LLM))
-    if vlm.tower is None:
+    tower = vlm.tower or vlm.tile_tower
+    line = Line(example.name or vlm.family, example.models, "" if tower is None else _prefix(tower, ""))
+    in_tower = WHERES if tower is not None else ("out",) if vlm.out_is_projected else ()
+    _try_cuts(line, model, inputs, (*in_tower, LLM))
+    if tower is None:
         line.reasons.append(vlm.reason.removeprefix(f"{vlm.family} "))
-    line.coarse = ", ".join(_coarse(model, inputs, where) for where in (("2", LLM) if vlm.tower is not None else (LLM,)))
+    line.coarse = ", ".join(_coarse(model, inputs, where) for where in (("2", LLM) if tower is not None else (LLM,)))
     line.pooling = _pooling(model, inputs, LLM, "sizes do not reach it")
     _try_resize(line, model, inputs)
     return line

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tokensieve.core import Reduction, View
 from tokensieve.cutting.handle import Handle
-from tokensieve.cutting.passes import IMAGE, Row
+from tokensieve.cutting.passes import RESIZED, Row
 from tokensieve.measuring.decoder_tokens import DECODER
 from tokensieve.measuring.rounds import detached_handle
 from tokensieve.methods.registry import describe
@@ -46,7 +46,7 @@ def oracle(handle: Handle) -> Plan:
 def _first_tokens(handle: Handle, ledger: Sequence[Row]) -> Plan:
     method = describe(first)
     image_steps = [step for step in handle.plan.steps if step.method.on_image]  # a smaller image is no choice of tokens
-    cuts = [row for row in ledger if row.tokens_out < row.tokens_in and row.layer != IMAGE]
+    cuts = [row for row in ledger if row.tokens_out < row.tokens_in and row.layer not in RESIZED]
     steps = (Step(method, Where.parse(row.layer), Budget("keep", Fraction(row.tokens_out))) for row in cuts)
     return Plan((*image_steps, *steps))
 

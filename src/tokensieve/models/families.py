@@ -25,7 +25,7 @@ class Example:
     build: str  # "module:function", (**options) -> model; of a vision-language model: (model, inputs)
     options: Mapping[str, Any] = field(default_factory=dict)
     extra: str = ""  # what the prefix tokens after CLS are
-    name: str = ""  # shown where the model cannot be opened
+    name: str = ""  # shown where the model cannot be opened, or instead of its family's title
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,17 @@ class VlmFamily:
     title: str
     example: Example
     opens_tower: bool = False  # the decoder gets the tower's tokens one by one, so that the tower can be cut too
+    has_tiles: bool = False  # the tower sees tiles of an image, and its inner model packs them with pack_image_features
     images: str = ""  # "module:function", (inner model) -> how it takes images of any size; "": they have one size, or tiles
-    grids: str = ""  # "module:function", image_grid.TokenGrids: where tokens lie in their images; "": as in the tower
+    layouts: str = ""  # "module:function", image_grid.TokenLayouts: the tokens of each image; "": those of the tower
+    video_layouts: str = ""  # the same of videos; "": the model takes none
+    decoder: str = "language_model"  # attribute of the model that puts image features into the sequence: its decoder
+    merger: str = "get_placeholder_mask"  # its method that gets input_ids, inputs_embeds and the image features
+    blocks: str = ""  # "module:function", image_blocks.ImageBlocks: tokens that see each other in both directions; "": none
+    blocks_pass_window: bool = False  # in layers with a window: also where they are further apart
+    others: tuple[Example, ...] = ()  # models of other kinds, shown on lines of their own
+    no_cut: str = ""  # why it can be cut nowhere; "": it can
+    no_resize: str = "its processor cuts images into tiles before the model sees them; give it smaller images"  # why not
 
 
 FAMILIES: Registry[Family] = Registry("model family")
@@ -62,9 +71,9 @@ def _declare(name: str, description: str, order: int, encoder: bool, *examples: 
     FAMILIES.add(Family(name, description, f"{module}:open_tower", encode, order, examples), origin=__name__)
 
 
-def _declare_vlm(name: str, title: str, models: str, opens_tower: bool = False, images: str = "", grids: str = "") -> None:
+def _declare_vlm(name: str, title: str, models: str, **more: Any) -> None:
     example = Example(models, f"{TINY_VLMS}:model_and_inputs", {"family": name})
-    VLM_FAMILIES.add(VlmFamily(name, title, example, opens_tower, images, grids), origin=__name__)
+    VLM_FAMILIES.add(VlmFamily(name, title, example, **more), origin=__name__)
 
 
 def _example(models: str, build: str, extra: str = "", name: str = "", **options: Any) -> Example:
@@ -117,10 +126,37 @@ _declare(
 )
 
 _GRID = "tokensieve.models.image_grid"
-_QWEN: dict[str, Any] = {"images": "tokensieve.models.qwen_vl:open_images", "grids": f"{_GRID}:qwen_grids"}
-_declare_vlm("llava", "LLaVA", "llava-hf/llava-1.5-7b-hf", opens_tower=True)
-_declare_vlm("llava_next", "LLaVA-NeXT", "llava-hf/llava-v1.6-mistral-7b-hf", grids=f"{_GRID}:tile_grids")
-_declare_vlm("llava_onevision", "LLaVA-OneVision", "llava-hf/llava-onevision-qwen2-7b-ov-hf", grids=f"{_GRID}:tile_grids")
+_QWEN: dict[str, Any] = {
+    "images": "tokensieve.models.qwen_vl:open_images",
+    "layouts": f"{_GRID}:qwen_layouts",
+    "video_layouts": f"{_GRID}:qwen_video_layouts",
+}
+_TILES: dict[str, Any] = {"has_tiles": True, "layouts": f"{_GRID}:tile_layouts"}
+_TILES_AND_VIDEOS = _TILES | {"video_layouts": f"{_GRID}:pooled_video_layouts"}
+_SIZED = f"{_GRID}:sized_layouts"
+_ROWS = "its processor writes the rows of each image into the prompt; give it smaller images"
+_PIXTRAL = Example("mistral-community/pixtral-12b", f"{TINY_VLMS}:pixtral", {"merge": 1}, name="Pixtral")
+_declare_vlm(
+    "llava", "LLaVA", "llava-hf/llava-1.5-7b-hf", opens_tower=True, layouts=_SIZED, others=(_PIXTRAL,), no_resize=_ROWS
+)
+_declare_vlm("llava_next", "LLaVA-NeXT", "llava-hf/llava-v1.6-mistral-7b-hf", **_TILES)
+_declare_vlm("llava_onevision", "LLaVA-OneVision", "llava-hf/llava-onevision-qwen2-7b-ov-hf", **_TILES_AND_VIDEOS)
 _declare_vlm("qwen2_vl", "Qwen2-VL", "Qwen/Qwen2-VL-7B-Instruct", **_QWEN)
 _declare_vlm("qwen2_5_vl", "Qwen2.5-VL", "Qwen/Qwen2.5-VL-7B-Instruct", **_QWEN)
 _declare_vlm("qwen3_vl", "Qwen3-VL", "Qwen/Qwen3-VL-8B-Instruct", **_QWEN)
+
+_PROMPT, _BLOCKS = "tokensieve.models.image_tiles", "tokensieve.models.image_blocks"
+_declare_vlm("internvl", "InternVL", "OpenGVLab/InternVL3-8B-hf", layouts=f"{_PROMPT}:run_layouts")
+_MARKED: dict[str, Any] = {"decoder": "text_model", "layouts": f"{_PROMPT}:marked_layouts"}
+_declare_vlm("idefics3", "Idefics3", "HuggingFaceM4/Idefics3-8B-Llama3", merger="inputs_merger", **_MARKED)
+_declare_vlm("smolvlm", "SmolVLM", "HuggingFaceTB/SmolVLM2-2.2B-Instruct", **_MARKED)
+_POOLED: dict[str, Any] = {"layouts": f"{_GRID}:pooled_layouts", "no_resize": "its images have one size"}
+_declare_vlm("gemma3", "Gemma 3", "google/gemma-3-4b-it", blocks=f"{_BLOCKS}:image_runs", **_POOLED)
+_SECOND = Example("google/paligemma2-3b-mix-224", f"{TINY_VLMS}:paligemma", {"version": 2}, name="PaliGemma 2")
+_PREFIX: dict[str, Any] = {"blocks": f"{_BLOCKS}:prefix", "blocks_pass_window": True}
+_declare_vlm("paligemma", "PaliGemma", "google/paligemma-3b-mix-224", opens_tower=True, others=(_SECOND,), **_PREFIX)
+_declare_vlm("mistral3", "Mistral 3", "mistralai/Mistral-Small-3.1-24B-Instruct-2503", layouts=_SIZED, no_resize=_ROWS)
+_COUNTS = "its layers without rotary angles scale each query by its number among the tokens they get, which a cut would change"
+_declare_vlm("llama4", "Llama 4", "meta-llama/Llama-4-Scout-17B-16E-Instruct", no_cut=_COUNTS)
+_CROSS = "its language model looks at images by cross-attention, so the sequence holds no image tokens that could be cut"
+_declare_vlm("mllama", "Mllama", "meta-llama/Llama-3.2-11B-Vision-Instruct", no_cut=_CROSS)

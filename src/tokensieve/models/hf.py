@@ -21,6 +21,7 @@ from tokensieve.models.patching import call_attention, replace
 from tokensieve.models.pooling import bias_pooler, blank_after, log_sizes, pool_single_token, query_row, split_heads
 from tokensieve.models.resizing import Resizing, resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Layout, Sizes, Tower, Undo, gather_rotary, watch_conv
+from tokensieve.models.wrapped import attention_weights, own_class, unwrap_each
 from tokensieve.scoring import Attention, attend
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def open_tower(model: nn.Module) -> Tower | None:
     """The vision tower of a transformers model; None if it is of none of these families."""
     found = [folder for base in type(model).__mro__ if (folder := _folder(base)) in KINDS]
     if not found:
-        if type(model).__module__.startswith("transformers."):
+        if own_class(model).__module__.startswith("transformers."):
             families = ", ".join(kind.family for kind in KINDS.values())
             raise Uncuttable(f"{type(model).__name__} is of no Hugging Face family that can be cut; known are {families}")
         return None
@@ -162,7 +163,7 @@ def open_tower(model: nn.Module) -> Tower | None:
         raise Uncuttable(f"{name} rebuilds the image from every patch, so none can be missing")
     if folder == "siglip2" and "ForImageClassification" in name:
         raise Uncuttable(f"{name} averages with the mask of all patches, so none can be missing; use Siglip2VisionModel")
-    layers = attrgetter(kind.layers)(net)
+    layers = unwrap_each(attrgetter(kind.layers)(net))
     if not all(hasattr(getattr(layer, kind.names.attention, None), "q_proj") for layer in layers):
         raise Uncuttable(f"the layers of this {name} are not laid out as in transformers 5; install transformers>=5")
     return _open(model, net, kind, layers)
@@ -268,7 +269,7 @@ def _sizes(net: Any) -> tuple[tuple[int, int], tuple[int, int]]:
 def _query_row(net: Any, view: View) -> Tensor:
     """How much the pooling head's probe attends to each patch: (B, N)."""
     attention = net.head.attention
-    weight, offset, width = attention.in_proj_weight, attention.in_proj_bias, attention.embed_dim
+    weight, offset, width = attention_weights(attention)[0], attention.in_proj_bias, attention.embed_dim
     x = net.post_layernorm.forward(view.tokens.to(weight.dtype))
     q = split_heads(F.linear(net.head.probe, weight[:width], offset[:width]), attention.num_heads)
     k = split_heads(F.linear(x, weight[width : 2 * width], offset[width : 2 * width]), attention.num_heads)

@@ -19,6 +19,7 @@ from tokensieve.models.patching import call_attention, replace
 from tokensieve.models.pooling import bias_pooler, pool_single_token, weighted_mean, zero_empty_tokens
 from tokensieve.models.resizing import Resizing, resize_images, resize_positions
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, watch_conv
+from tokensieve.models.wrapped import attention_weights, own_class, unwrap_each, without_adapter
 from tokensieve.scoring import Attention, attend
 
 
@@ -35,7 +36,7 @@ class OpenBlock:
 
     def attention_at(self, x: Tensor, bias: Tensor | None = None) -> Attention:
         attn = self.module.attn
-        weight, offset, width = attn.in_proj_weight, attn.in_proj_bias, x.shape[-1]
+        weight, offset, width = attention_weights(attn)[0], attn.in_proj_bias, x.shape[-1]
         both = F.linear(self.module.ln_1(x), weight[: 2 * width], None if offset is None else offset[: 2 * width])
         q, k = self._normed(*self._heads(both, 2))
         return Attention(q, k, self.prefix, q.shape[-1] ** -0.5, bias)
@@ -45,10 +46,12 @@ class OpenBlock:
 
     def attend(self, x: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> tuple[Tensor, Attention]:
         attn = self.attention
+        is_plain = isinstance(without_adapter(attn), nn.MultiheadAttention)  # it uses the weights of out_proj only
         seen: list[Attention] = []
 
         def run(normed: Tensor, *_: Any, **__: Any) -> Any:
-            q, k, v = self._heads(F.linear(normed, attn.in_proj_weight, attn.in_proj_bias), 3)
+            joint, output = attention_weights(attn) if is_plain else (attn.in_proj_weight, None)
+            q, k, v = self._heads(F.linear(normed, joint, attn.in_proj_bias), 3)
             q, k = self._normed(q, k)
             scale = q.shape[-1] ** -0.5
             out, lse = attend(q, k, v, bias, scale)  # (B, H, T, d)
@@ -56,12 +59,12 @@ class OpenBlock:
             if getattr(attn, "head_scale", None) is not None:
                 out = out * attn.head_scale
             out = out.transpose(1, 2).flatten(2)  # (B, T, D)
-            if isinstance(attn, nn.MultiheadAttention):  # which does not call out_proj either, but uses its weights
-                return F.linear(out, attn.out_proj.weight, attn.out_proj.bias), None
+            if output is not None:
+                return F.linear(out, output, attn.out_proj.bias), None
             return attn.out_proj(attn.ln_inner(out))
 
         normed = self.module.ln_1(x)
-        if isinstance(attn, nn.MultiheadAttention):
+        if is_plain:
             out = call_attention(attn, run, normed, normed, normed, need_weights=False, attn_mask=None)[0]
         else:
             out = self.module.ln_attn(call_attention(attn, run, normed, attn_mask=None))
@@ -93,16 +96,17 @@ def open_tower(model: nn.Module) -> Tower | None:
     if isinstance(visual, TimmModel):
         return timm.open_wrapped(visual)
     if not isinstance(visual, VisionTransformer):
-        if not isinstance(model, CLIP | CustomTextCLIP) and not type(model).__module__.startswith("open_clip."):
+        if not isinstance(model, CLIP | CustomTextCLIP) and not own_class(model).__module__.startswith("open_clip."):
             return None
         raise Uncuttable(f"its vision tower is a {type(visual).__name__}, which has no patch tokens that could be cut")
     transformer = visual.transformer
     if not transformer.batch_first:
         raise Uncuttable("its transformer is not batch-first; load the model with open_clip 2.26 or newer")
-    for block in transformer.resblocks:
+    blocks: list[Any] = unwrap_each(transformer.resblocks)
+    for block in blocks:
         if not isinstance(block, ResidualAttentionBlock | CustomResidualAttentionBlock):
             raise Uncuttable(f"its blocks are {type(block).__name__}, not open_clip's")
-        if not isinstance(block.attn, nn.MultiheadAttention | CustomAttention):
+        if not isinstance(without_adapter(block.attn), nn.MultiheadAttention | CustomAttention):
             raise Uncuttable(f"its attention is a {type(block.attn).__name__}, not open_clip's")
         if getattr(block.attn, "logit_scale", None) is not None:
             raise Uncuttable("its blocks use scaled cosine attention, which open_clip itself cannot run on images")
@@ -116,7 +120,7 @@ def open_tower(model: nn.Module) -> Tower | None:
 
     return Tower(
         family="open_clip VisionTransformer",
-        blocks=[OpenBlock(block, prefix=1) for block in transformer.resblocks],
+        blocks=[OpenBlock(block, prefix=1) for block in blocks],
         prefix=1,
         has_cls=True,
         grid=tuple(visual.grid_size),
@@ -199,6 +203,6 @@ def image_encoder(model: nn.Module, unscaled: bool) -> Callable[[Tensor], Tensor
     if hasattr(net, "encode_image"):
         scales = unscaled and "normalize" in inspect.signature(net.encode_image).parameters
         return partial(net.encode_image, normalize=False) if scales else net.encode_image
-    if type(net).__module__.startswith("open_clip.") and hasattr(net, "image_size"):
+    if own_class(net).__module__.startswith("open_clip.") and hasattr(net, "image_size"):
         return lambda images: out[0] if isinstance(out := net(images), tuple) else out
     return None

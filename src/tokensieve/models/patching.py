@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from tokensieve.errors import UserError, short
+from tokensieve.models.wrapped import NO_REPLICAS
 
 _NOTHING = object()
 
@@ -140,10 +141,7 @@ def _refuse_copy() -> None:
 
 
 def _refuse_replicas() -> None:
-    raise UserError(
-        "torch.nn.DataParallel cannot run a model with a plan: its replicas would use the weights of the original; "
-        "use DistributedDataParallel with a process for each device"
-    )
+    raise UserError(NO_REPLICAS)
 
 
 # Set on an object while one of its methods is replaced: a copy would share the replaced method with the original.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tokensieve.models.patching import Patch
 from tokensieve.models.tower import Sizes, Undo
+from tokensieve.models.wrapped import attention_weights
 from tokensieve.scoring import full_precision
 
 
@@ -59,9 +60,13 @@ def bias_pooler(attention: nn.MultiheadAttention, sizes: Sizes) -> Undo:
 def pool_single_token(attention: nn.MultiheadAttention, x: Tensor) -> Tensor:
     """What the attention answers to any query when a token is the only one it sees: (..., D) -> (..., E)."""
     width = attention.embed_dim
-    weight = attention.v_proj_weight if attention.in_proj_weight is None else attention.in_proj_weight[2 * width :]
     offset = None if attention.in_proj_bias is None else attention.in_proj_bias[2 * width :]
-    return F.linear(F.linear(x, weight, offset), attention.out_proj.weight, attention.out_proj.bias)
+    if attention.in_proj_weight is None:
+        weight, output = attention.v_proj_weight, attention.out_proj.weight
+    else:
+        joint, output = attention_weights(attention)
+        weight = joint[2 * width :]
+    return F.linear(F.linear(x, weight, offset), output, attention.out_proj.bias)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -1,30 +1,33 @@
-"""Images of a Qwen-VL: flat patches of images of any size; each square of patches becomes one token of the decoder.
+"""Images and videos of a Qwen-VL: flat patches of any number; each square of patches becomes one token of the decoder.
 
 Made smaller, an image has fewer tokens than its prompt has placeholders. Its tokens take the last of them, so that what follows
-the image follows its last token. Positions (mRoPE) are those of a prompt without the other placeholders.
+the image follows its last token; those of a video take the last of each frame, since text may stand between frames. Positions
+(mRoPE) are those of a prompt without the other placeholders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tokensieve.errors import UserError
-from tokensieve.models.image_grid import name_arguments
+from tokensieve.models.image_grid import IMAGE, VIDEO, name_arguments
 from tokensieve.models.resizing import SizeRule, resize_images
 
 MIN_TOKENS = 4  # of an image, by the default min_pixels of Qwen2-VL's processor
 
 
-@dataclass(frozen=True)
-class Placed:
+PIXELS = {IMAGE: "pixel_values", VIDEO: "pixel_values_videos"}  # arguments, by medium
+
+
+class Placed(NamedTuple):
     """Where the tokens of each image are among its placeholders."""
 
-    lengths: list[int]  # placeholders of each image
+    lengths: list[int]  # placeholders of each image or video
     kept: list[Tensor]  # for each image: those that hold its tokens, (K,)
     note: str = ""  # about images that are very small
 
@@ -38,19 +41,18 @@ class QwenImages:
     merge: int  # side of the square of patches that becomes one token
     frames: int  # images that one patch spans; one image is repeated so many times
 
-    def resize(self, decide: SizeRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], Placed]:
-        """The arguments of get_image_features with smaller images, and where their tokens go."""
-        named = name_arguments(self.inner.get_image_features, args, kwargs)
-        made_before = [name for name in named if name.startswith("image_") and name != "image_grid_thw"]
+    def resize(self, medium: str, decide: SizeRule, named: Mapping[str, Any]) -> tuple[dict[str, Any], Placed]:
+        """The arguments of get_image_features or get_video_features with smaller images, and where their tokens go."""
+        grid_name, pixel_name = f"{medium}_grid_thw", PIXELS[medium]
+        made_before = [name for name in named if name.startswith(f"{medium}_") and name != grid_name]
         if made_before:
-            raise UserError(f"{made_before[0]} was computed for images before they are resized; leave it out")
-        grids = named["image_grid_thw"]
-        if int(grids.prod(1).sum()) != len(named["pixel_values"]):
-            raise UserError(f"image_grid_thw has {int(grids.prod(1).sum())} patches, pixel_values {len(named['pixel_values'])}")
+            raise UserError(f"{made_before[0]} was computed for {medium}s before they are resized; leave it out")
+        grids, pixels = named[grid_name], named[pixel_name]
+        if int(grids.prod(1).sum()) != len(pixels):
+            raise UserError(f"{grid_name} has {int(grids.prod(1).sum())} patches, {pixel_name} {len(pixels)}")
         smaller = self._shrink(grids, decide)
-        named["image_grid_thw"] = smaller
-        named["pixel_values"] = self._resize_pixels(named["pixel_values"], grids, decide)
-        return named, self._place(grids, smaller)
+        made = {grid_name: smaller, pixel_name: self._resize_pixels(pixels, grids, decide)}
+        return {**named, **made}, self._place(grids, smaller)
 
     def rope_index(
         self, stock: Callable[..., Any], decide: SizeRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -60,21 +62,25 @@ class QwenImages:
         Placeholders that hold no token are masked like padding, which the stock function leaves out.
         """
         named = name_arguments(self.inner.get_rope_index, args, kwargs)
-        grids, ids = named.get("image_grid_thw"), named["input_ids"]
-        is_image = ids == self.inner.config.image_token_id  # (B, L)
-        if grids is None or not is_image.any():
+        ids, mask = named["input_ids"], named.get("attention_mask")
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device, torch.bool).clone()
+        empty = torch.zeros_like(ids, dtype=torch.bool)  # (B, L), placeholders that hold no token
+        for medium in PIXELS:
+            grids, is_token = named.get(f"{medium}_grid_thw"), ids == getattr(self.inner.config, f"{medium}_token_id")
+            if grids is None or not is_token.any():
+                continue
+            smaller = self._shrink(grids, decide)
+            placed = self._place(grids, smaller)
+            if int(is_token.sum()) != sum(placed.lengths):
+                raise UserError(f"{int(is_token.sum())} placeholders, but the {medium}s have {sum(placed.lengths)} tokens")
+            holds = [torch.zeros(n, dtype=torch.bool).index_fill(0, at, True) for n, at in zip(*placed[:2], strict=True)]
+            empty[is_token] = ~torch.cat(holds).to(ids.device)
+            named[f"{medium}_grid_thw"] = smaller
+        if not empty.any():
             out: tuple[Tensor, Tensor] = stock(**named)
             return out
-        smaller = self._shrink(grids, decide)
-        placed = self._place(grids, smaller)
-        holds = [torch.arange(n) >= n - len(kept) for n, kept in zip(placed.lengths, placed.kept, strict=True)]
-        mask = named.get("attention_mask")
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.to(ids.device, torch.bool).clone()
-        if int(is_image.sum()) != sum(placed.lengths):
-            raise UserError(f"{int(is_image.sum())} placeholders, but the images have {sum(placed.lengths)} tokens")
-        real[is_image] = torch.cat(holds).to(ids.device)
-        positions, deltas = stock(**named | {"image_grid_thw": smaller, "attention_mask": real.to(torch.long)})
-        return positions, deltas - (is_image & ~real).sum(1, keepdim=True)
+        positions, deltas = stock(**named | {"attention_mask": (real & ~empty).to(torch.long)})
+        return positions, deltas - empty.sum(1, keepdim=True)
 
     def _shrink(self, grids: Tensor, decide: SizeRule) -> Tensor:
         """The grids (I, 3) of smaller images, in whole tokens."""
@@ -85,7 +91,10 @@ class QwenImages:
 
     def _place(self, grids: Tensor, smaller: Tensor) -> Placed:
         lengths, left = ((grid.prod(1) // self.merge**2).tolist() for grid in (grids, smaller))
-        kept = [torch.arange(n - k, n) for n, k in zip(lengths, left, strict=True)]
+        kept = []
+        for (frames, _, _), n, k in zip(grids.tolist(), lengths, left, strict=True):
+            of_frame = torch.arange(n).view(frames, -1)  # (t, n / t)
+            kept.append(of_frame[:, (n - k) // frames :].flatten())
         note = f"an image has fewer than the {MIN_TOKENS} tokens that Qwen's processor gives it at least (min_pixels)"
         return Placed(lengths, kept, note if min(left) < MIN_TOKENS else "")
 

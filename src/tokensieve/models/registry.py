@@ -9,6 +9,7 @@ from torch import nn
 from tokensieve.errors import Uncuttable
 from tokensieve.models import vlm
 from tokensieve.models.families import FAMILIES, Family
+from tokensieve.models.wrapped import unwrap
 from tokensieve.registry import resolve
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def families() -> list[Family]:
 
 def open_tower(model: nn.Module) -> Tower:
     """The vision tower of a model of any known family; Uncuttable, with the reason, where there is none."""
+    model = unwrap(model)
     for family in families():
         tower: Tower | None = resolve(family.open_tower)(model)
         if tower is not None:
@@ -33,4 +35,4 @@ def open_tower(model: nn.Module) -> Tower:
 
 def open_vlm(model: nn.Module) -> Vlm | None:
     """The parts of a vision-language model; None if it is none that is known."""
-    return vlm.open_vlm(model)
+    return vlm.open_vlm(unwrap(model))

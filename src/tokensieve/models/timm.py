@@ -18,6 +18,7 @@ from tokensieve.models.patching import Patch, call_attention, check_no_hooks, re
 from tokensieve.models.pooling import blank_after, log_sizes, query_row, split_heads, weighted_mean
 from tokensieve.models.resizing import Resizing, resize_images
 from tokensieve.models.tower import BlockInputs, Entry, Sizes, Tower, Undo, gather_rotary, watch_conv
+from tokensieve.models.wrapped import own_class, unwrap_each
 from tokensieve.scoring import Attention, attend
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def open_tower(model: nn.Module) -> Tower | None:
 
     if isinstance(model, VisionTransformer | Eva):
         return _open(model, f"timm {'Eva' if isinstance(model, Eva) else 'VisionTransformer'}")
-    if type(model).__module__.startswith("timm."):
+    if own_class(model).__module__.startswith("timm."):
         raise Uncuttable(f"timm's {type(model).__name__} is neither a VisionTransformer nor an Eva, the two that can be cut")
     return None
 
@@ -146,7 +147,7 @@ def open_wrapped(visual: Any) -> Tower:
 
 def _open(trunk: Any, family: str) -> Tower:
     has_cls = trunk.cls_token is not None
-    blocks = [_open_block(block, trunk.num_prefix_tokens, has_cls) for block in trunk.blocks]
+    blocks = [_open_block(block, trunk.num_prefix_tokens, has_cls) for block in unwrap_each(trunk.blocks)]
     embed = trunk.patch_embed
     if getattr(embed, "grid_size", None) is None or getattr(embed, "proj", None) is None:
         raise Uncuttable("its patch embedding has no image size; create it with img_size=..., or call set_input_size(...)")
@@ -227,9 +228,9 @@ def _open_block(block: Any, prefix: int, has_cls: bool) -> TimmBlock:
     from timm.models.eva import EvaAttention, EvaBlock, EvaBlockPostNorm
     from timm.models.vision_transformer import Block, ResPostBlock
 
-    if type(block) not in (Block, ResPostBlock, EvaBlock, EvaBlockPostNorm):
+    if own_class(block) not in (Block, ResPostBlock, EvaBlock, EvaBlockPostNorm):
         raise Uncuttable(f"its blocks are timm's {type(block).__name__}, not an attention and then an MLP")
-    if type(block.attn) not in (Plain, AttentionRope, EvaAttention):
+    if own_class(block.attn) not in (Plain, AttentionRope, EvaAttention):
         raise Uncuttable(f"its attention is timm's {type(block.attn).__name__}, which is no softmax of q k^T alone")
     return TimmBlock(block, prefix, has_cls, norm_after=isinstance(block, ResPostBlock | EvaBlockPostNorm))
 

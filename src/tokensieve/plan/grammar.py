@@ -8,7 +8,9 @@
            | out                                at the tower's output tokens
            | llm.L                              at the input of decoder layer L
              (none)                             where the method says; most: after half the depth
-    budget = 60 | 40% | -8                      keep 60 patch tokens, keep 40% of those that arrive, remove 8
+    budget = count [/scope]                     of each image
+    count  = 60 | 40% | -8                      keep 60 patch tokens, keep 40% of those that arrive, remove 8
+    scope  = tile | prompt                      of each tile of an image; of all images of a prompt together
 
 Spaces may stand between any two of these. Digits are those of ASCII. An error knows its position, and small changes of the text
 that may repair it.
@@ -29,10 +31,11 @@ MAX_LENGTH = 2000  # characters of a plan's text
 MAX_LISTED = 12  # names in a message
 EXAMPLES = "for example 'anchor@6(k=10,m=50)', 'random@3,6:70%' or 'none'"
 PLACES = "write @6, @3,6,9, @-1, @*, @6.attn, @out or @llm.2"
-BUDGETS = "write 60 (keep 60 tokens), 40% (keep 40%) or -8 (remove 8)"
+BUDGETS = "write 60 (keep 60 tokens), 40% (keep 40%) or -8 (remove 8), of each image, or with /tile or /prompt behind it"
 DIGITS = frozenset("0123456789")
 
 BudgetKind = Literal["keep", "share", "remove"]
+BudgetScope = Literal["image", "tile", "prompt"]
 PositionKind = Literal["block", "attn", "out", "llm", "half"]
 Edit = tuple[int, int, str]  # start and end of a part of the text, and what to write instead
 
@@ -62,7 +65,7 @@ class StepText:
     position: int
     where: tuple[PositionKind, tuple[int, ...]] | None
     where_position: int
-    budget: tuple[BudgetKind, Fraction] | None
+    budget: tuple[BudgetKind, Fraction, BudgetScope] | None
     options: tuple[OptionText, ...]
 
 
@@ -260,7 +263,7 @@ def _fail_where(reader: Reader, start: int) -> NoReturn:
     reader.fail(f"place '@{short(written)}' is not understood; {PLACES}", reader.at, *edits)
 
 
-def read_budget(reader: Reader) -> tuple[BudgetKind, Fraction]:
+def read_budget(reader: Reader) -> tuple[BudgetKind, Fraction, BudgetScope]:
     """The budget of a step, after the ":"."""
     reader.skip_spaces()
     start = reader.at
@@ -268,7 +271,7 @@ def read_budget(reader: Reader) -> tuple[BudgetKind, Fraction]:
     dot = bool(digits) and reader.take(".")
     digits += f".{reader.digits()}" if dot else ""
     percent = bool(digits) and reader.take("%")
-    written = reader.until(" (:+)", start)
+    written = reader.until(" (:+/)", start)
     end = start + len(written)
     if not written:
         reader.fail(f"the budget after ':' is missing; {BUDGETS}", start, (start, start, "60"))
@@ -280,11 +283,27 @@ def read_budget(reader: Reader) -> tuple[BudgetKind, Fraction]:
         reader.fail(problem, start, (start, end, f"{float(amount * 100):g}%"))
     if amount == 0 and not removes:
         reader.fail(f"budget {short(written)!r} keeps nothing; keep at least 1 token", start)
-    if not percent:
-        return ("remove" if removes else "keep"), amount
-    if amount > 100:
+    if amount > 100 and percent:
         reader.fail(f"budget {short(written)!r} is more than all tokens; at most 100%", start)
-    return "share", amount / 100
+    scope = _read_scope(reader)
+    if percent:
+        return "share", amount / 100, scope
+    return ("remove" if removes else "keep"), amount, scope
+
+
+def _read_scope(reader: Reader) -> BudgetScope:
+    """What a budget is for, behind its number."""
+    start = reader.at
+    if not reader.take("/"):
+        return "image"
+    word = reader.name()
+    if word == "tile":
+        return "tile"
+    if word == "prompt":
+        return "prompt"
+    near = nearest(word, ("tile", "prompt"))
+    edit = (start, reader.at, "" if near is None else f"/{near}")
+    reader.fail(f"a budget is for each image, '/tile' or '/prompt', not {short('/' + word)!r}", start, edit)
 
 
 def _read_options(reader: Reader) -> tuple[OptionText, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, TypeVar, get_args
 
@@ -18,6 +18,7 @@ from tokensieve.plan.grammar import (
     EXAMPLES,
     MAX_LENGTH,
     BudgetKind,
+    BudgetScope,
     OptionText,
     PositionKind,
     Reader,
@@ -42,12 +43,17 @@ class Budget:
     Args:
         kind: "keep" (so many tokens), "share" (a share of the tokens that arrive) or "remove" (so many tokens fewer).
         amount: a number of tokens, or for "share" a number above 0 and up to 1.
+        scope: "image" (of each image, whose tiles share it), "tile" (of each tile) or "prompt" (of all images of a prompt,
+            which share it).
     """
 
     kind: BudgetKind
     amount: Fraction
+    scope: BudgetScope = "image"
 
     def __post_init__(self) -> None:
+        if self.scope not in get_args(BudgetScope):
+            raise UserError(f"budget: scope={self.scope!r} is not one of {', '.join(get_args(BudgetScope))}")
         if self.kind not in get_args(BudgetKind):
             raise UserError(f"budget: kind={self.kind!r} is not one of {', '.join(get_args(BudgetKind))}")
         is_number = isinstance(self.amount, (int, float, Fraction)) and not isinstance(self.amount, bool)
@@ -64,7 +70,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """The budget of a text such as "60", "40%" or "-8"."""
+        """The budget of a text such as "60", "40%", "-8", "64/tile" or "256/prompt"."""
         return cls(*_read_whole(text, "budget", read_budget))
 
     def count(self, n: int) -> int:
@@ -74,9 +80,10 @@ class Budget:
         return min(n, int(self.amount)) if self.kind == "keep" else n - int(self.amount)
 
     def __str__(self) -> str:
+        scope = "" if self.scope == "image" else f"/{self.scope}"
         if self.kind == "share":
-            return f"{_decimal(self.amount * 100)}%"
-        return f"-{int(self.amount)}" if self.kind == "remove" else f"{int(self.amount)}"
+            return f"{_decimal(self.amount * 100)}%{scope}"
+        return f"{'-' * (self.kind == 'remove')}{int(self.amount)}{scope}"
 
 
 @dataclass(frozen=True)
@@ -227,8 +234,9 @@ class Plan:
 
         Args:
             text: steps METHOD@WHERE:BUDGET(OPTION=VALUE,...) joined by "+", or "none". WHERE is 6, 3,6, -1, *, 6.attn, out
-                or llm.2; BUDGET is 60, 40% or -8. Everything but METHOD may be left out where it has a default.
-                A text may also be the name of a mix, such as "2x", or "@FILE", a file that `tokensieve tune` wrote.
+                or llm.2; BUDGET is 60, 40% or -8, of each image, or with /tile or /prompt behind it. Everything but METHOD may
+                be left out where it has a default. A text may also be the name of a mix, such as "2x", or "@FILE", a file that
+                `tokensieve tune` wrote.
 
         Raises:
             UserError: the text is not a plan. The message shows the place and, where it can, what was probably meant.
@@ -292,9 +300,14 @@ def make_step(
             f"{method.name}: how many tokens? Write for example {method.name}{step.where}:60, :40% or :-8 "
             "(keep 60, keep 40%, remove 8)"
         )
+    if budget is not None and budget.scope == "tile" and step.where.part == "llm":
+        raise UserError(
+            f"{method.name}: in the language model a method ranks all tokens of an image together, so there is no budget for "
+            f"each tile; write :{replace(budget, scope='image')}, or cut @out"
+        )
     if budget is not None and method.budget is not None and "m" in given:
         total = method.budget(step.options)
-        if budget.kind != "keep" or budget.amount != total:
+        if budget.kind != "keep" or budget.amount != total or budget.scope != "image":
             raise UserError(f"{method.name}: the budget :{budget} and m={given['m']} contradict; give one of them")
     if "attention" in given and step.where.part != "llm":
         raise UserError(f"{method.name}: attention={given['attention']} is an option of decoder layers; use it with @llm.L")

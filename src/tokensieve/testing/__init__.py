@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core import Inputs, Question, Reduction, Rotary, View
+from tokensieve.core import Inputs, Question, Reduction, Rotary, View, frame_numbers
 from tokensieve.errors import UserError
 from tokensieve.methods.registry import Method, describe, get_method
 from tokensieve.plan import Budget, make_step
@@ -85,6 +85,7 @@ def make_view(
         grid=grid if grid is not None and math.prod(grid) == n else None,
         attention=None if keys is None else attention(q, keys, v),
         sizes=sizes,
+        frames=None if grid is None or math.prod(grid) != n else frame_numbers(grid, len(tokens), tokens.device),
         earlier={layer: attention(*pair) for layer, pair in (earlier or {}).items()},
         text=text[:, None] if text is not None and text.dim() == 2 else text,
         image_embeds=image_embeds,
@@ -139,6 +140,7 @@ def _made_up(
         grid=None if merged else grid,
         attention=Attention(q, k, prefix=1, scale=scale, bias=bias, v=draw(*shape), text=text),
         sizes=sizes,
+        frames=frame_numbers(grid, batch, tokens.device),
         samples=torch.arange(batch) + 7,
         seed=seed,
         question=question,
@@ -171,7 +173,12 @@ def check_method(method: str | Method | Callable[..., Reduction]) -> None:
         method = describe(method)
     if method.on_image:
         raise UserError(f"{method.name} acts on the image; check_method is for methods that act on tokens")
-    views = (make_view(), make_view(grid=(5, 7), seed=1), make_view(merged=True, seed=2))
+    views = (
+        make_view(),
+        make_view(grid=(5, 7), seed=1),
+        make_view(merged=True, seed=2),
+        make_view(batch=2, grid=(4, 2, 3), seed=4),
+    )
     tried = [(view, keep, rest) for view in views for keep in _budgets(method, view) for rest in _rests(method)]
     for view, keep, rest in tried:
         _check_one(method, view, keep, rest)
@@ -219,6 +226,7 @@ def _budgets(method: Method, view: View) -> tuple[int, ...]:
     if fixed is not None:
         return (fixed,)
     least = 1 if method.min_keep is None else method.min_keep(view.n)
+    least = max(least, view.n // view.video_grid()[0]) if view.frames is not None else least  # of a video a whole frame
     return tuple(max(keep, least) for keep in (1, 2, view.n // 3, view.n - 1))
 
 

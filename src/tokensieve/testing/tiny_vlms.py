@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +14,8 @@ DECODERS = ("llama", "qwen2", "mistral", "qwen3")
 GRID = 6  # patches a side
 
 
-def llava(decoder: str = "llama", implementation: str = "sdpa", layer: int = -2, seed: int = 0) -> Any:
-    """A LLaVA with a CLIP tower of 36 patches and a decoder of 6 layers."""
+def llava(decoder: str = "llama", implementation: str = "sdpa", layer: int = -2, seed: int = 0, **text_options: Any) -> Any:
+    """A LLaVA with a CLIP tower of 36 patches and a decoder of 6 layers. text_options: of the decoder's config."""
     from transformers import (
         AutoConfig,
         CLIPVisionConfig,
@@ -34,6 +36,7 @@ def llava(decoder: str = "llama", implementation: str = "sdpa", layer: int = -2,
         pad_token_id=PAD,
         bos_token_id=1,
         eos_token_id=2,
+        **text_options,
     )
     vision = CLIPVisionConfig(
         hidden_size=24, intermediate_size=32, num_hidden_layers=4, num_attention_heads=2, image_size=24, patch_size=4
@@ -79,8 +82,20 @@ def model_and_inputs(family: str) -> tuple[Any, dict[str, Tensor]]:
 
 
 def relative(family: str) -> tuple[Any, dict[str, Tensor]]:
-    """A model of another family with two prompts for it, the second with a smaller picture and left padding."""
-    return {"llava_next": _llava_next, "llava_onevision": _llava_onevision}.get(family, lambda: _qwen(family))()
+    """A model of another family with two prompts for it, the second shorter, with left padding and other images."""
+    builders: dict[str, Callable[[], tuple[Any, dict[str, Tensor]]]] = {
+        "llava_next": _llava_next,
+        "llava_onevision": _llava_onevision,
+        "internvl": _internvl,
+        "idefics3": partial(_idefics, "Idefics3"),
+        "smolvlm": partial(_idefics, "SmolVLM"),
+        "gemma3": _gemma3,
+        "paligemma": paligemma,
+        "mistral3": pixtral,
+        "llama4": _llama4,
+        "mllama": _mllama,
+    }
+    return builders.get(family, partial(_qwen, family))()
 
 
 def _text(**more: Any) -> dict[str, Any]:
@@ -209,3 +224,191 @@ def _qwen(family: str) -> tuple[Any, dict[str, Tensor]]:
     batch = _padded([16, 6], pixel_values=pixels, image_grid_thw=grids)
     batch["mm_token_type_ids"] = (batch["input_ids"] == IMAGE).int()
     return model, batch
+
+
+def _prompts_of(images: list[list[list[int]]], **more: Tensor) -> dict[str, Tensor]:
+    """Left-padded prompts of different length. images: for each prompt the ids of each of its images, with their marks."""
+    rows = []
+    for number, ids in enumerate(images):
+        words = [20 + len(ids), 31, 12][number:]
+        rows.append(torch.tensor([1, 7, *(token for image in ids for token in (*image, 9)), 11, *words]))
+    length = max(map(len, rows))
+    padded = torch.stack([torch.cat([row.new_full((length - len(row),), PAD), row]) for row in rows])
+    return {"input_ids": padded, "attention_mask": (padded != PAD).long(), **more}
+
+
+def _internvl() -> tuple[Any, dict[str, Tensor]]:
+    """Tiles of 9 tokens: an image of three tiles; one of a single tile and one of two."""
+    from transformers import InternVLConfig, InternVLForConditionalGeneration, Qwen2Config
+
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": [24, 24],
+        "patch_size": [4, 4],
+    }
+    config = InternVLConfig(vision_config=vision, text_config=Qwen2Config(**_text()), image_token_id=IMAGE, image_seq_length=9)
+    pixels = torch.randn(6, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    images = [[[61, *[IMAGE] * 27, 60]], [[61, *[IMAGE] * 9, 60], [61, *[IMAGE] * 18, 60]]]
+    return _settle(InternVLForConditionalGeneration(config)), _prompts_of(images, pixel_values=pixels)
+
+
+def _marked(rows: int, columns: int) -> list[int]:
+    """An image of Idefics3: tiles with their places in front of them, line ends, then the whole image."""
+    ids = []
+    for row in range(rows):
+        for column in range(columns):
+            ids += [61, 40 + row * 4 + column, *[IMAGE] * 9]
+        ids.append(59)
+    return [*ids, 61, 58, *[IMAGE] * 9, 61]
+
+
+def _idefics(name: str) -> tuple[Any, dict[str, Tensor]]:
+    """Tiles of 9 tokens: an image of five tiles; an image that is not cut into tiles and one of two."""
+    import transformers
+
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": 24,
+        "patch_size": 4,
+    }
+    config = getattr(transformers, f"{name}Config")(
+        vision_config=vision,
+        text_config=transformers.LlamaConfig(**_text()),
+        image_token_id=IMAGE,
+        scale_factor=2,
+        pad_token_id=PAD,
+    )
+    pixels = torch.randn(2, 5, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    seen = torch.ones((2, 5, 24, 24), dtype=torch.long)
+    seen[0, 3, :, 18:] = 0  # a tile at the edge of its image
+    pixels[1, 3:], seen[1, 3:] = 0, 0
+    batch = _prompts_of([[_marked(2, 2)], [_marked(0, 0), _marked(1, 1)]], pixel_values=pixels, pixel_attention_mask=seen)
+    return _settle(getattr(transformers, f"{name}ForConditionalGeneration")(config)), batch
+
+
+def _siglip(**more: Any) -> Any:
+    from transformers import SiglipVisionConfig
+
+    sizes = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return SiglipVisionConfig(**sizes, image_size=24, patch_size=4, vision_use_head=False, **more)
+
+
+def _gemma3() -> tuple[Any, dict[str, Tensor]]:
+    """Images of 9 tokens, a window of 12, one layer of four without it."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig
+
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    text = Gemma3TextConfig(**_text(head_dim=8, sliding_window=12, layer_types=kinds, query_pre_attn_scalar=8))
+    config = Gemma3Config(
+        vision_config=_siglip(),
+        text_config=text,
+        image_token_index=IMAGE,
+        boi_token_index=61,
+        eoi_token_index=60,
+        mm_tokens_per_image=9,
+    )
+    image = [61, *[IMAGE] * 9, 60]
+    batch = _prompts_of([[image, image], [image]])
+    batch["token_type_ids"] = (batch["input_ids"] == IMAGE).long()
+    batch["pixel_values"] = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    return _settle(Gemma3ForConditionalGeneration(config)), batch
+
+
+def paligemma(version: int = 1) -> tuple[Any, dict[str, Tensor]]:
+    """Images of 36 tokens before the text. Version 2 has a window in every other layer, and capped logits."""
+    from transformers import Gemma2Config, GemmaConfig, PaliGemmaConfig, PaliGemmaForConditionalGeneration
+
+    window = {"sliding_window": 40, "query_pre_attn_scalar": 8}
+    text = Gemma2Config(**_text(head_dim=8, **window)) if version == 2 else GemmaConfig(**_text(head_dim=8))
+    config = PaliGemmaConfig(
+        vision_config=_siglip(projection_dim=32),
+        text_config=text,
+        image_token_index=IMAGE,
+        projection_dim=32,
+        hidden_size=32,
+        vocab_size=64,
+    )
+    rows = [torch.tensor([IMAGE] * 36 * n + [1, 20, 31, 12, 15][: 7 - 2 * n] + [10]) for n in (2, 1)]
+    length = max(map(len, rows))
+    ids = torch.stack([torch.cat([row.new_full((length - len(row),), PAD), row]) for row in rows])
+    pixels = torch.randn(3, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    mask = (ids != PAD).long()
+    batch = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids), "pixel_values": pixels}
+    return _settle(PaliGemmaForConditionalGeneration(config)), batch
+
+
+def _rows_of_tokens(rows: int, columns: int) -> list[int]:
+    """An image of Pixtral: a break after each row but the last."""
+    return [token for row in range(rows) for token in (*[IMAGE] * columns, 60 if row == rows - 1 else 61)]
+
+
+def pixtral(merge: int = 2) -> tuple[Any, dict[str, Tensor]]:
+    """Images of 8 x 6, 4 x 6 and 4 x 4 patches. merge: side of the square that becomes one token (Mistral 3); 1: Pixtral."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+    vision = transformers.PixtralVisionConfig(**sizes, image_size=32, patch_size=4)
+    shared = {"vision_config": vision, "text_config": transformers.MistralConfig(**_text(head_dim=8, sliding_window=None))}
+    if merge == 1:
+        strategy = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+        llava_config = transformers.LlavaConfig(**shared, image_token_id=IMAGE, **strategy)
+        model: Any = transformers.LlavaForConditionalGeneration(llava_config)
+    else:
+        config = transformers.Mistral3Config(
+            **shared, image_token_index=IMAGE, spatial_merge_size=merge, vision_feature_layer=-1
+        )
+        model = transformers.Mistral3ForConditionalGeneration(config)
+    grids = [(8, 6), (4, 6), (4, 4)]
+    pixels = torch.zeros(3, 3, 32, 24)
+    made = torch.Generator().manual_seed(0)
+    for image, (h, w) in zip(pixels, grids, strict=True):
+        image[:, : h * 4, : w * 4] = torch.randn(3, h * 4, w * 4, generator=made)
+    images = [_rows_of_tokens(h // merge, w // merge) for h, w in grids]
+    image_sizes = torch.tensor([[h * 4, w * 4] for h, w in grids])
+    return _settle(model), _prompts_of([images[:1], images[1:]], pixel_values=pixels, image_sizes=image_sizes)
+
+
+def _llama4() -> tuple[Any, dict[str, Tensor]]:
+    """A model that cannot be cut."""
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    text = _text(head_dim=8, num_local_experts=2, intermediate_size_mlp=48, attention_chunk_size=16)
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 24,
+        "patch_size": 4,
+        "vision_output_dim": 16,
+        "projector_input_dim": 16,
+        "projector_output_dim": 16,
+    }
+    config = Llama4Config(vision_config=vision, text_config=text, image_token_index=IMAGE)
+    return _settle(Llama4ForConditionalGeneration(config)), prompts()
+
+
+def _mllama() -> tuple[Any, dict[str, Tensor]]:
+    """A model that cannot be cut."""
+    from transformers import MllamaConfig, MllamaForConditionalGeneration
+
+    text = _text(cross_attention_layers=[1], rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_global_layers": 1,
+        "attention_heads": 2,
+        "image_size": 24,
+        "patch_size": 4,
+        "vision_output_dim": 32,
+        "intermediate_layers_indices": [1],
+    }
+    config = MllamaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE)
+    return _settle(MllamaForConditionalGeneration(config)), prompts()

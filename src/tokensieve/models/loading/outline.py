@@ -50,7 +50,7 @@ def of_hf(model: str) -> Any | None:
 def of_vlm(model: str) -> Any | None:
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    folder = str(embedded.llava_path()) if model == embedded.LLAVA else model
+    folder = str(embedded.llava_path(model)) if model in embedded.LLAVAS else model
     if not os.path.isdir(folder):
         return None
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)

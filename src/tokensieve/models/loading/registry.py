@@ -89,7 +89,7 @@ MODEL_TYPES.add(
 MODEL_TYPES.add(
     ModelType(
         "vlm",
-        f"{embedded.LLAVA}, a folder, or an id on the Hub; the revision on the Hub, '' for the main one",
+        f"{' or '.join(embedded.LLAVAS)}, a folder, or an id on the Hub; the revision on the Hub, '' for the main one",
         check=f"{LOADING}.vlm:check_model",
         load=f"{LOADING}.vlm:load",
         outline=f"{LOADING}.outline:of_vlm",

@@ -1,14 +1,14 @@
 """Vision-language models by name, with the processor that belongs to them; no code of theirs is run (no trust_remote_code).
 
-A name is `sieve-llava-8` (ships with the package), a folder that `save_pretrained` made, or an id on the Hub such as
-`llava-hf/llava-1.5-7b-hf`. On a CPU weights are float32, elsewhere they are what they were saved as.
+A name is `sieve-llava-8` or `sieve-llava-video-8` (they ship with the package), a folder that `save_pretrained` made, or an id
+on the Hub such as `llava-hf/llava-1.5-7b-hf`. On a CPU weights are float32, elsewhere they are what they were saved as.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -37,8 +37,8 @@ class LoadedVlm(Loaded):
 
 def is_model_name(name: str) -> bool:
     """Whether a name can only be a vision-language model: ours, or a folder with one of a known family."""
-    if name == EMBEDDED or not os.path.isdir(name):
-        return name == EMBEDDED
+    if name in embedded.LLAVAS or not os.path.isdir(name):
+        return name in embedded.LLAVAS
     try:
         config = read_json(os.path.join(name, "config.json"))
     except (UserError, ValueError):  # it is said where the model is loaded
@@ -48,17 +48,17 @@ def is_model_name(name: str) -> bool:
 
 def check_model(name: str, pretrained: str = "") -> None:
     """A UserError if this is not ours, no folder of a model, and cannot be an id on the Hub."""
-    if name == EMBEDDED:
+    if name in embedded.LLAVAS:
         if pretrained:
             raise UserError(f"--pretrained {pretrained}: {name} ships with its weights; leave --pretrained out.")
-        if not os.path.isdir(embedded.llava_path()):
+        if not os.path.isdir(embedded.llava_path(name)):
             raise UserError(
-                f"{name} is not in this installation ({embedded.llava_path()} is missing): install tokensieve again."
+                f"{name} is not in this installation ({embedded.llava_path(name)} is missing): install tokensieve again."
             )
     elif not os.path.isdir(name) and "/" not in name:
         raise UserError(
             f"there is no vision-language model {name!r}: give {EMBEDDED}, a folder, or an id on the Hub such as {EXAMPLE}."
-            f"{did_you_mean(name, [EMBEDDED])}"
+            f"{did_you_mean(name, embedded.LLAVAS)}"
         )
     else:
         load_hf.check_model(name, pretrained)
@@ -78,7 +78,7 @@ def load(
     pretrained: the revision on the Hub.
     """
     check_model(name, pretrained)
-    path = str(embedded.llava_path()) if name == EMBEDDED else name
+    path = str(embedded.llava_path(name)) if name in embedded.LLAVAS else name
     where = _where(path, pretrained, cache_dir)
     if dtype is None:
         dtype = torch.float32 if torch.device(device).type == "cpu" else "auto"
@@ -97,12 +97,12 @@ def load(
     )
 
 
-def prompt(processor: Any, question: str, image: bool = True) -> str:
-    """The prompt that asks the model a question about an image (or without one), up to where its answer begins."""
+def prompt(processor: Any, question: str, seen: Literal["image", "video"] | None = "image") -> str:
+    """The prompt that asks the model a question about what it sees (or nothing), up to where its answer begins."""
     if not getattr(processor, "chat_template", None):
-        shown = f"{processor.image_token}\n" if image else ""
+        shown = f"{getattr(processor, f'{seen}_token')}\n" if seen else ""
         return f"USER: {shown}{question} ASSISTANT:"  # LLaVA's, from before processors had templates
-    content = [{"type": "image"}] if image else []
+    content = [{"type": seen}] if seen else []
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
     text: str = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return text
@@ -146,8 +146,10 @@ def _build(name: str, path: str, dtype: Any, attn_implementation: str | None, wh
 
 def _settings(processor: Any) -> str:
     """All of a processor that what it makes depends on; names and places on the disk are left out."""
-    words = processor.tokenizer
-    return digest([processor.image_processor.to_dict(), words.get_vocab(), str(words.chat_template or processor.chat_template)])
+    words, video = processor.tokenizer, getattr(processor, "video_processor", None)
+    of_videos = [] if video is None else [video.to_dict()]
+    chat = str(words.chat_template or processor.chat_template)
+    return digest([processor.image_processor.to_dict(), words.get_vocab(), chat, *of_videos])
 
 
 def _processor(name: str, path: str, where: dict[str, Any]) -> Any:
