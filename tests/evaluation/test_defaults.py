@@ -43,6 +43,8 @@ def resolved(*flags: str) -> tuple[list[str], list[tuple[str, str]]]:
         ("--enable_pruning", "embedded", [OURS]),
         ("--task linear_probe", "embedded", [OURS]),
         ("--task zeroshot_retrieval", "embedded-captions", [OURS]),
+        ("--dataset embedded-clips", "embedded-clips", [(embedded.LLAVA_VIDEO, "")]),
+        ("--dataset embedded-clips --task vqa --model some/model", "embedded-clips", [("some/model", "")]),
         # one of the three
         ("--dataset cifar10", "cifar10", [THEIRS]),
         ("--dataset wds/imagenet1k", "wds/imagenet1k", [THEIRS]),
@@ -159,3 +161,11 @@ def test_the_bare_command_compares_eight_plans(
     monkeypatch.setattr(run.ModelCache, "get", lambda self, model, pretrained: SimpleNamespace(model=None, tokenizer=None))
     run.run(parse(["eval", *flags.split()]))
     assert ran == [(plans, limit)]
+
+
+def test_data_sets_that_go_with_different_models_are_told() -> None:
+    with pytest.raises(
+        UserError, match=r"different models: embedded-clips \(sieve-llava-video-8\), embedded-questions \(the def"
+    ):
+        resolved("--dataset", "embedded-clips", "embedded-questions")
+    assert resolved("--dataset", "embedded-clips", "embedded-questions", "--model", "some/model")[1] == [("some/model", "")]

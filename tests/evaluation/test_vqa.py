@@ -129,7 +129,7 @@ def test_the_embedded_questions_are_the_default_and_blind_is_another_file(run: R
 
 
 def test_the_embedded_model_is_the_default(run: Run, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "llava_path", lambda: Path(model))
+    monkeypatch.setattr(embedded, "llava_path", lambda name: Path(model))
     name = embedded.LLAVA
     assert main(["eval", "--task", "vqa", "--limit", "2", "--num_workers", "0", "--output", "out/", "--quiet"]) == 0
     assert [path.name for path in Path("out").iterdir()] == [f"embedded-questions__{name}_en_vqa.json"]

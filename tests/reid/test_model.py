@@ -183,6 +183,25 @@ def test_sdtps_stands_where_it_was_trained(model: ReidModel) -> None:
 
 
 @torch.no_grad()
+def test_a_method_sees_what_the_mlp_of_a_block_changes_but_not_at_the_head(model: ReidModel) -> None:
+    seen: list[Tensor] = []
+    kind = timm.models.vision_transformer.VisionTransformer
+    backbone = next(module for module in model.modules() if isinstance(module, kind))
+    norm = backbone.blocks[0].norm2.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    whole = backbone.blocks[0].register_forward_hook(lambda *args: seen.append(args[2]))
+    model.encode(inputs_for(model))
+    norm.remove()
+    whole.remove()
+    before, after = seen[0], seen[1]  # (M B, 1+N, D)
+    with tokensieve.apply(model, "repshift@1:5") as handle:
+        model.encode(inputs_for(model))
+        kept = torch.stack([torch.as_tensor(row) for row in handle.kept])
+    changed = (after - before)[:, 1:].norm(dim=-1)
+    assert torch.equal(kept, changed.topk(5).indices.sort(1).values)
+    with pytest.raises(UserError, match="before and after the MLP"):
+        tokensieve.apply(model, "repshift@out:5")
+
+
 def test_separate_backbones(model: ReidModel) -> None:
     apart = build(replace(SMALL, shared=False)).eval()
     assert list(apart.backbones) == list(MODALITIES)

@@ -16,7 +16,7 @@ from tokensieve.config.schema import Training
 from tokensieve.errors import UserError
 from tokensieve.registry import resolve
 
-OURS = ("captions", "clip", "learned_selector", "llava", "pruning", "reid")
+OURS = ("captions", "clip", "learned_selector", "llava", "llava_video", "pruning", "reid")
 
 PLUGIN = '''
 """A line is fitted through the origin."""

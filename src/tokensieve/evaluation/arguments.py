@@ -11,7 +11,7 @@ from tokensieve.cutting.pruning import pruning_plan
 from tokensieve.cutting.selection import selection_plan
 from tokensieve.data import registry as data_registry
 from tokensieve.errors import UserError
-from tokensieve.evaluation.defaults import default_dataset, default_model
+from tokensieve.evaluation.defaults import default_dataset, default_model, model_of_data
 from tokensieve.evaluation.flags import AUTO, DEFAULT_MODEL_TYPE
 from tokensieve.evaluation.notices import WarnOnce
 from tokensieve.methods.registry import REGISTRY
@@ -85,6 +85,8 @@ def resolve_task_and_model_type(args: argparse.Namespace) -> argparse.Namespace:
     if args.token_fusion != "cls":
         raise UserError(f"--token_fusion {args.token_fusion} makes image features, and the task {task} has none; leave it out.")
     resolved.model_type = needed_type
+    if not args.model and not args.pretrained_model:
+        resolved.model = model_of_data(list(tasks))
     return resolved
 
 

@@ -2,7 +2,8 @@
 
 Without --dataset, --model and --pretrained they are the embedded ones. As soon as one of them is given, the others are those of
 clip_benchmark, except that an embedded data set goes with its embedded model, and an embedded model with its embedded data.
-Tasks on other contents than labels, and model types with tasks of their own, keep the embedded data that they declare.
+Tasks on other contents than labels, and model types with tasks of their own, keep the embedded data that they declare. A data
+set that declares a model goes with it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 from tokensieve import embedded
 from tokensieve.data.registry import dataset_names, get_dataset
+from tokensieve.errors import UserError
 from tokensieve.evaluation.flags import AUTO, BENCHMARK_DATASET, BENCHMARK_MODEL, DEFAULT_MODEL_TYPE
 from tokensieve.models import loading
 from tokensieve.tasks.registry import TASKS, all_tasks
@@ -41,6 +43,15 @@ def default_model(args: argparse.Namespace) -> list[str] | None:
         return _embedded_models(args.pretrained)
     is_embedded = all(get_dataset(name).group == "embedded" for name in dataset_names(args.dataset))
     return None if is_embedded else [BENCHMARK_MODEL]
+
+
+def model_of_data(names: Sequence[str]) -> list[str] | None:
+    """The model that all of these data sets declare; None: the default model of its type."""
+    declared = {get_dataset(name).model for name in names}
+    if len(declared) > 1:
+        wanted = ", ".join(f"{name} ({get_dataset(name).model or 'the default'})" for name in names)
+        raise UserError(f"these data sets go with different models: {wanted}; give --model, or evaluate them in separate runs.")
+    return [model] if (model := declared.pop()) else None
 
 
 def _has_embedded_model(args: argparse.Namespace) -> bool:

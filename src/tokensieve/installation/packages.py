@@ -49,6 +49,7 @@ EXTRAS = (
         "Hugging Face models: LLaVA, Qwen-VL, CLIP, SigLIP, DINO",
         {"transformers": "transformers", "torchvision": "torchvision", "huggingface_hub": "huggingface-hub"},
     ),
+    Extra("video", "videos from files", {"av": "av"}),
     Extra("timm", "timm models", {"timm": "timm"}),
     Extra("reid", "re-identification", {"open_clip": "open-clip-torch", "timm": "timm"}),
     Extra("train", "training", {"accelerate": "accelerate", "tensorboard": "tensorboard"}),
@@ -59,6 +60,7 @@ EXTRAS = (
     Extra("export", "ONNX files", {"onnx": "onnx", "onnxscript": "onnxscript", "onnxruntime": "onnxruntime"}),
     Extra("vllm", "serving with vLLM", {"vllm": "vllm"}),
     Extra("lm-eval", "tasks of lm-evaluation-harness", {"lm_eval": "lm_eval"}),
+    Extra("ray", "encoding on many machines", {"ray": "ray", "pyarrow": "pyarrow"}),
     Extra("wandb", "curves of trainings and searches on Weights & Biases", {"wandb": "wandb"}),
 )
 
