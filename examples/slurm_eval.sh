@@ -16,7 +16,8 @@ set -euo pipefail
 
 # PROCESSES (a node) if it is given, else the GPUs of a node, else one process with all of its processors.
 processes=${PROCESSES:-${SLURM_GPUS_ON_NODE:-1}}
-first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+first_node=${nodes%%$'\n'*}
 port=$((20000 + SLURM_JOB_ID % 20000))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((${SLURM_CPUS_PER_TASK:-1} / processes > 0 ? ${SLURM_CPUS_PER_TASK:-1} / processes : 1))}
 

@@ -13,7 +13,7 @@ from tokensieve import config, embedded
 from tokensieve.config import recipe
 from tokensieve.embedded.clip_texts import CLIP_QUESTION_KINDS
 from tokensieve.embedded.datasets import EmbeddedClips
-from tokensieve.embedded.recipes import llava_video
+from tokensieve.embedded.recipes import llava, llava_video
 
 FOLDER = embedded.llava_path(embedded.LLAVA_VIDEO)
 
@@ -47,7 +47,7 @@ def test_it_answers_as_its_card_says(card):
     data = EmbeddedClips("val", length=50)
     questions = [data.ask(i)[1] for i in range(50)]
     said = llava_video.answers(model, AutoProcessor.from_pretrained(FOLDER), data)
-    reached = llava_video.accuracy(said, questions)["accuracy"]
+    reached = llava.accuracy(said, questions)["accuracy"]
     known = card["accuracy"]["test"]["accuracy"]
     assert abs(reached - known) < 4 * np.sqrt(known * (1 - known) / 50)
     assert all(answer in question.answers for answer, question in zip(said, questions, strict=True))

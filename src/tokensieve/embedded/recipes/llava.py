@@ -29,7 +29,7 @@ from tokensieve.config.llava import LlavaPhase, LlavaTraining
 from tokensieve.embedded import scenes
 from tokensieve.embedded.datasets import EmbeddedQuestions, as_batch, split_seed
 from tokensieve.embedded.recipes.llava_model import PATCH, PROMPT, make_model, make_processor, spread
-from tokensieve.embedded.scene_texts import QUESTION_KINDS, Question, ask, ask_many
+from tokensieve.embedded.scene_texts import Question, ask, ask_many
 from tokensieve.training.log import loss_curve
 from tokensieve.training.muon import TwoOptimizers
 
@@ -237,12 +237,12 @@ def answers(model: Any, processor: Any, data: EmbeddedQuestions, batch: int = 50
     return answers
 
 
-def accuracy(answers: Sequence[str], questions: Sequence[Question], kinds: Sequence[str] = QUESTION_KINDS) -> dict[str, float]:
-    """The share of answers that are exactly right, over all and for each kind, with standard errors."""
+def accuracy(answers: Sequence[str], questions: Sequence[Question]) -> dict[str, float]:
+    """The share of answers that are exactly right, over all and for each kind that was asked, with standard errors."""
     right = np.array([answer == question.answer for answer, question in zip(answers, questions, strict=True)])
     asked = np.array([question.kind for question in questions])
     out: dict[str, float] = {}
-    for name, part in (("accuracy", right), *((kind, right[asked == kind]) for kind in kinds)):
+    for name, part in (("accuracy", right), *((str(kind), right[asked == kind]) for kind in sorted(set(asked)))):
         p = float(part.mean())
         out |= {name: round(p, 4), f"{name}_stderr": round(math.sqrt(p * (1 - p) / len(part)), 4)}
     return out | {"n": len(right)}

@@ -301,8 +301,8 @@ def export(learner: LlavaVideoLearner, run: Path) -> dict[str, Any]:
         model = LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()  # what ships
         data = EmbeddedClips("test", length=MEASURED)
         questions = [data.ask(i)[1] for i in range(len(data))]
-        measured["test"] = accuracy(answers(model, learner.processor, data), questions, CLIP_QUESTION_KINDS)
-        blind["test"] = accuracy(blind_answers(questions), questions, CLIP_QUESTION_KINDS)
+        measured["test"] = accuracy(answers(model, learner.processor, data), questions)
+        blind["test"] = accuracy(blind_answers(questions), questions)
     parts = learner.model.model
     card = {
         "model": embedded.LLAVA_VIDEO,
