@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support import vlm_models
-from tokensieve.measuring import generation, suite_models
+from tokensieve.measuring import family_models, generation, suite_models
 from tokensieve.measuring.oracle import StockOracle
 from tokensieve.measuring.phases import generate_answer, read_prompt
 from tokensieve.measuring.rounds import detached_handle
@@ -74,6 +74,39 @@ def test_models_that_take_images_of_any_size(family: str, plan: str) -> None:
     assert lengths_of_oracle(model, oracle) == lengths
     with oracle:
         generate_answer(model, oracle.inputs, 3)()
+
+
+@pytest.mark.parametrize("plan", ["grid@out:25%", "random@out:50% + random@llm.2:25%", "grid@llm.2:25%"])
+@pytest.mark.parametrize("family", family_models.names())
+def test_every_family_behind_its_projector(family: str, plan: str) -> None:
+    """As many tokens in every layer, and the stock model's logits for the first tokens of each image."""
+    model, inputs = family_models.build(family, 64, 64)
+    oracle, lengths = make_oracle(model, inputs, plan)
+    assert lengths_of_oracle(model, oracle) == lengths
+    whole = inputs["input_ids"].shape[1]
+    assert lengths[0] < whole or "out" not in plan
+    with oracle:
+        generate_answer(model, oracle.inputs, 3)()
+    with torch.no_grad():
+        before = model(**inputs).logits
+    assert before.shape[1] == whole  # it is left as it was
+
+
+def test_a_projector_hands_over_the_first_tokens_of_each_image() -> None:
+    model, inputs = family_models.build("gemma3", 128, 64)
+    oracle, _ = make_oracle(model, inputs, "random@out:25%")
+    image = {"pixel_values": inputs["pixel_values"], "return_dict": True}
+    with torch.no_grad():
+        features = model.model.get_image_features(**image).pooler_output  # (2 images, 64, E)
+        with oracle:
+            found = model.model.get_image_features(**image).pooler_output
+    assert torch.equal(found.flatten(0, 1), features[:, :16].flatten(0, 1))
+
+
+def test_images_of_different_sizes_have_no_oracle_behind_a_projector() -> None:
+    model, inputs = tiny_vlms.relative("qwen2_vl")
+    row = generation.measure(model, {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}, "grid@out:50%", 1, 2)
+    assert row["no_oracle_reason"] == "the prompts have different numbers of vision tokens"
 
 
 def test_without_a_cut_it_is_the_stock_model(model: Any) -> None:

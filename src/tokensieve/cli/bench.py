@@ -14,6 +14,7 @@ from tokensieve.registry import resolve
 
 REPEATS = 10
 SUITE = "tokensieve.measuring.suite:bench"
+FAMILIES = "tokensieve.measuring.family_bench:bench"
 
 
 def add_bench_flags(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +61,23 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     vlm = parser.add_argument_group("vision-language models (--model_type vlm)")
     vlm.add_argument("--new_tokens", type=integer_in(1), default=16, metavar="N", help="tokens to generate (default: 16)")
     vlm.add_argument("--text_tokens", type=integer_in(2), default=16, metavar="N", help="words of the prompt (default: 16)")
+    vlm.add_argument(
+        "--family",
+        nargs="+",
+        metavar="NAME",
+        help="measure families (qwen3_vl, internvl, ... or all) with random weights and one cut at @out and at @llm.2, or the plans "
+        "of --plan",
+    )
+    vlm.add_argument(
+        "--vision_tokens",
+        nargs="+",
+        type=integer_in(16),
+        metavar="N",
+        help="with --family: image tokens of a prompt, about (default: 576 2304 9216)",
+    )
+    vlm.add_argument(
+        "--width", type=integer_in(64), metavar="D", help="with --family: of the language model of 4 layers (default: 1024)"
+    )
     suite = parser.add_argument_group("all kinds of plans on all families")
     suite.add_argument(
         "--suite",
@@ -67,7 +85,7 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
         help="measure plans of every kind on models of every family at batch sizes 1, 4 and 16, about 15 minutes of one core; "
         "--model and --batch_size choose a part of it (--output: results/bench_suite.json)",
     )
-    suite.add_argument("--quick", action="store_true", help="with --suite: tiny models and one round, to try it")
+    suite.add_argument("--quick", action="store_true", help="with --suite or --family: tiny models and one round, to try it")
     parser.add_argument(
         "--against",
         metavar="FILE",
@@ -80,15 +98,20 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
 def run_bench(args: argparse.Namespace) -> Result:
     for variable, level in (("KINETO_LOG_LEVEL", "9"), ("TORCH_CPP_LOG_LEVEL", "ERROR")):
         os.environ.setdefault(variable, level)  # before torch is imported: keeps its profiler from logging
-    if args.quick and not args.suite:
-        raise UserError("--quick is a short form of --suite; for fewer rounds use --repeats")
+    if args.quick and not (args.suite or args.family):
+        raise UserError("--quick is a short form of --suite and --family; for fewer rounds use --repeats")
+    if args.family and args.model_type != "vlm":
+        raise UserError("--family measures vision-language models; add --model_type vlm")
+    if not args.family and (args.vision_tokens or args.width):
+        raise UserError("--vision_tokens and --width go with --family alone: other models have their own")
     if args.suite and args.images:
         raise UserError("--images does not go with --suite, which measures models of many sizes on noise; leave it out")
     from tokensieve.measuring import against
 
     before = None if args.against is None else against.read(args.against)
     args.repeats = args.repeats if args.suite else args.repeats or REPEATS
-    rows = resolve(SUITE if args.suite else MODEL_TYPES.get_or_fail(args.model_type).bench)(args)
+    own = MODEL_TYPES.get_or_fail(args.model_type).bench
+    rows = resolve(FAMILIES if args.family else SUITE if args.suite else own)(args)
     if before is not None:
         if rows is None:
             raise UserError(f"--against needs rows to compare, but the bench of --model_type {args.model_type} tells none")
@@ -109,6 +132,7 @@ COMMANDS.add(
             "tokensieve bench --plan cover:32 2x --batch_size 1 16",
             "tokensieve bench --model_type hf --model openai/clip-vit-base-patch16 --plan anchor@6:60",
             "tokensieve bench --model_type vlm --plan cover@out:40 --output bench.json",
+            "tokensieve bench --model_type vlm --family all --vision_tokens 576 2304",
         ),
     ),
     origin=__name__,

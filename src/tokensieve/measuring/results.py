@@ -36,10 +36,11 @@ def publish(
     warn(machine)
 
 
-def write(output: str | None, result: Mapping[str, Any]) -> None:
-    """Writes a result with the versions that made it; a file of that name is kept."""
+def write(output: str | None, result: Mapping[str, Any], goes_on: bool = False) -> None:
+    """Writes a result with the versions that made it; a file of that name is kept. goes_on: it is an earlier part of this one."""
     if output is not None:
-        files.replace_file(Path(output), files.json_bytes({**result, "versions": provenance.versions()}))
+        store = files.write_bytes if goes_on else files.replace_file
+        store(Path(output), files.json_bytes({**result, "versions": provenance.versions()}))
 
 
 def warn(machine: Mapping[str, Any]) -> None:

@@ -176,6 +176,27 @@ def print_suite_rows(rows: Rows) -> None:
     terminal.print_table(table)
 
 
+def print_family_rows(rows: Rows) -> None:
+    """One line for each family, number of tokens and plan: until the first logits, and of a decode step."""
+    from rich import box
+    from rich.table import Table
+
+    first = rows[0]
+    print(f"{CLOCKS[first['clock']]} on {first['device']}, width {first['width']}, {first['repeats']} rounds; until the first logits")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("family, plan", overflow="fold", min_width=20)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    add_ratio_columns(table, "speed-up", "realized", "decode\nrealized")
+    family = None
+    for row in rows:
+        if row["model"] != family:
+            family = row["model"]
+            table.add_row(family)
+        reached = [spread(row, "realized", phase, digits=3, unit="") or row["no_oracle_reason"] for phase in ("first", "decode")]
+        table.add_row(f"  {row['plan']}", f"{row['vision_tokens']:,}", spread(row, "speedup", "first"), *reached)
+    terminal.print_table(table)
+
+
 def print_growth(rows: Rows) -> None:
     """Peak memory over the number of vision tokens."""
     for plan in dict.fromkeys(row["plan"] for row in rows):
