@@ -77,7 +77,8 @@ def cut_projected(
     for image, layout in enumerate(layouts):
         for number, tile in enumerate(layout.tiles):
             at = tile.at.to(device)
-            own = [stream[image][at] for stream in streams]
+            is_whole = len(at) == layout.total and bool((at.diff() == 1).all())
+            own = [stream[image] if is_whole else stream[image][at] for stream in streams]
             frames = None if tile.grid is None else frame_numbers(tile.grid, 1, device)
             tiles.append(TileTokens(image, number, tile.grid, len(at), at, own))
             tiles[-1].frames = None if frames is None else frames[0]
@@ -111,8 +112,8 @@ class _ProjectedCut:
         left, chosen = list(tiles), [_everything(tile) for tile in tiles]
         for (keep, _), numbers in alike.items():
             members = [tiles[i] for i in numbers]
-            streams = [torch.stack(each) for each in zip(*(tile.streams for tile in members), strict=True)]  # (G, N, E) each
-            sizes = _stack([tile.sizes for tile in members])
+            streams = [_stack(each) for each in zip(*(tile.streams for tile in members), strict=True)]  # (G, N, E) each
+            sizes = _stack_known([tile.sizes for tile in members])
             reduction = self._decide(cuts[numbers[0]], keep, members, streams[0], sizes, text)
             streams, sizes = [reduction.apply(stream) for stream in streams], reduction.sizes_after(sizes)
             counts = [reduction.k] * len(members)
@@ -161,7 +162,7 @@ class _ProjectedCut:
                 place=cut.name,
                 question=None if text is None else text.rows(images),
                 layer=cut.layer,
-                frames=_stack([tile.frames for tile in tiles]),
+                frames=_stack_known([tile.frames for tile in tiles]),
             )
             reduction = self.chooser.choose(cut, view, keep, (self.first + images).tolist())
         if reduction.soft is not None:
@@ -180,10 +181,15 @@ def _share(cut: Cut, tiles: Sequence[TileTokens], prompts: Callable[[], list[int
     return [cut.with_budget(share) for share in shares]
 
 
-def _stack(of_tiles: Sequence[Tensor | None]) -> Tensor | None:
+def _stack(of_tiles: Sequence[Tensor]) -> Tensor:
+    """(N, ...) of each tile as (G, N, ...); of a single tile without a copy."""
+    return of_tiles[0][None] if len(of_tiles) == 1 else torch.stack(list(of_tiles))
+
+
+def _stack_known(of_tiles: Sequence[Tensor | None]) -> Tensor | None:
     """What is known about the tokens of each tile (N,) as (G, N); None where nothing is."""
     known = [each for each in of_tiles if each is not None]
-    return torch.stack(known) if known else None
+    return _stack(known) if known else None
 
 
 def _select(known: Tensor | None, index: Tensor) -> Tensor | None:
