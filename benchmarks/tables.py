@@ -402,27 +402,38 @@ def first() -> str:
 VIDEO_SHORT = ("none", "flashvid@llm.0:98", "cover@llm.0:98", "frames@llm.0:98", "random@llm.0:98")
 
 
-def _video(plans: Sequence[str]) -> str:
-    """Accuracy of plans on clips, over the tokens that are left of a clip. plans: those to show; none: all."""
+def _video(plans: Sequence[str]) -> list[dict[str, Any]]:
+    """Plans on clips, those that leave most tokens first, then by what they lose. plans: those to show; none: all."""
     (found,) = read("video.json")
     shown = [row for row in found["rows"] if not plans or row["plan"] in plans]
-    rows = []
-    for row in sorted(shown, key=lambda row: (-round(row["tokens"], -1), row["lost"])):
-        by_kind = [] if plans else [f"{100 * value:.0f}" for value in row["by_kind"].values()]
-        difference = "" if row["plan"] == "none" else points(row["lost"], row["se"])
-        rows.append([f"`{row['plan']}`", f"{row['tokens']:.0f}", f"{100 * row['accuracy']:.1f}", difference, *by_kind])
-    kinds = [] if plans else list(found["rows"][0]["by_kind"])
-    return table(["plan", "tokens of a clip", "answers right, %", "lost, points", *kinds], rows)
+    return sorted(shown, key=lambda row: (-round(row["tokens"], -1), row["lost"]))
+
+
+def _video_cells(row: dict[str, Any]) -> list[str]:
+    difference = "" if row["plan"] == "none" else points(row["lost"], row["se"])
+    return [f"`{row['plan']}`", f"{row['tokens']:.0f}", f"{100 * row['accuracy']:.1f}", difference]
+
+
+VIDEO_HEADS = ["plan", "tokens of a clip", "answers right, %", "lost, points"]
 
 
 def video() -> str:
     """Plans for videos and controls, with every kind of question."""
-    return _video(())
+    rows = _video(())
+    cells = [[*_video_cells(row), *(f"{100 * value:.0f}" for value in row["by_kind"].values())] for row in rows]
+    return table([*VIDEO_HEADS, *rows[0]["by_kind"]], cells)
 
 
 def video_short() -> str:
-    """The same for README."""
-    return _video(VIDEO_SHORT)
+    """A few of them for README, with the speed-up of long videos at a quarter of the tokens, and the share of the oracle's."""
+    (found,) = read("video_speed.json")
+    speed = {(row["plan"], row["tokens_in"]): f"{row['speedup']:.1f}x, {row['realised']:.2f}" for row in found["rows"]}
+    lengths = sorted({tokens for _, tokens in speed})
+    cells = []
+    for row in _video(VIDEO_SHORT):
+        timed = f"{row['plan'].split('@')[0]}:25%"
+        cells.append([*_video_cells(row), *(speed.get((timed, length), "") for length in lengths)])
+    return table([*VIDEO_HEADS, *(f"prefill, {length:,} tokens" for length in lengths)], cells)
 
 
 SEEDS = {
@@ -771,13 +782,30 @@ def video_speed() -> str:
 
 
 def family_speed() -> str:
-    """Prefill of every family under plans, against the stock model on as few tokens."""
-    (found,) = read("family_speed.json")
-    rows = []
-    for row in found["rows"].values():
-        counts, speeds = [f"{row['tokens']:,}", f"{row['left']:,}"], [f"{row['realised']:.2f}", f"{row['speedup']:.1f}x"]
-        rows.append([row["family"], f"{row['width']:,}", f"`{row['plan']}`", *counts, *speeds])
-    return table(["family", "width", "plan", "tokens", "left", "of the oracle's speed", "speed-up"], rows)
+    """Prefill and decode steps of every family under plans, beside their oracles."""
+    by_model: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for found in read("family_speed_*.json"):
+        for row in found["rows"]:
+            by_model.setdefault((row["model"], row["plan"]), {})[row["vision_tokens"]] = row
+    columns = sorted({_near(tokens) for rows in by_model.values() for tokens in rows})
+    lines, model = [], ""
+    for (name, plan), rows in sorted(by_model.items(), key=lambda item: item[0][0].lower()):
+        cells = {_near(tokens): _realised(row) for tokens, row in rows.items()}
+        lines.append([name if name != model else "", f"`{plan}`", *(cells.get(column, "") for column in columns)])
+        model = name
+    return table(["family", "plan", *(f"{column:,} tokens" for column in columns)], lines)
+
+
+FAMILY_TOKENS = (576, 2304, 9216, 15876)  # what was asked for; families with tiles have somewhat fewer or more
+
+
+def _near(tokens: int) -> int:
+    return min(FAMILY_TOKENS, key=lambda asked: abs(asked - tokens))
+
+
+def _realised(row: dict[str, Any]) -> str:
+    """Of the first logits and of a decode step, and the speed-up."""
+    return f"{row['realized']['first']:.2f}, {row['realized']['decode']:.2f}, {row['speedup']['first']:.1f}x"
 
 
 def video_cover() -> str:
@@ -903,6 +931,8 @@ CHINESE = {  # what the tables of the Chinese pages say, by what those of the En
     "speed-up": "加速比",
     "tokens of a clip": "每段视频的词元数",
     "answers right, %": "答对，%",
+    "prefill, 3,920 tokens": "预填充，3,920 个词元",
+    "prefill, 15,680 tokens": "预填充，15,680 个词元",
 }
 IN_DOCS = ("index", "results", "cover", "reid", "vlm-pruning", "reliability", "speed", "leaderboard", "export", "serving")
 IN_DOCS += ("leaderboard-tables", "learned-selector", "scale", "video")

@@ -105,7 +105,9 @@ def test_a_projector_hands_over_the_first_tokens_of_each_image() -> None:
 
 def test_images_of_different_sizes_have_no_oracle_behind_a_projector() -> None:
     model, inputs = tiny_vlms.relative("qwen2_vl")
-    row = generation.measure(model, {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}, "grid@out:50%", 1, 2)
+    row = generation.measure(
+        model, {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}, "grid@out:50%", 1, 2
+    )
     assert row["no_oracle_reason"] == "the prompts have different numbers of vision tokens"
 
 

@@ -65,8 +65,8 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
         "--family",
         nargs="+",
         metavar="NAME",
-        help="measure families (qwen3_vl, internvl, ... or all) with random weights and one cut at @out and at @llm.2, or the plans "
-        "of --plan",
+        help="measure families (qwen3_vl, internvl, ... or all) with random weights, under --plan (default: one cut at @out, "
+        "one at @llm.2)",
     )
     vlm.add_argument(
         "--vision_tokens",

@@ -62,7 +62,7 @@ def run(
     quiet: bool = False,
     threads: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Measures families at numbers of image tokens; prints a table, writes JSON to output after each model, returns the rows."""
+    """Measures families at numbers of image tokens; prints a table, writes JSON after each model, returns the rows."""
     parsed = [Plan.parse(plan) for plan in plans or PLANS]
     check_output(output)
     where = find_device(device)

@@ -37,7 +37,7 @@ def publish(
 
 
 def write(output: str | None, result: Mapping[str, Any], goes_on: bool = False) -> None:
-    """Writes a result with the versions that made it; a file of that name is kept. goes_on: it is an earlier part of this one."""
+    """Writes a result with the versions that made it; a file of that name is kept, unless this one goes on with it."""
     if output is not None:
         store = files.write_bytes if goes_on else files.replace_file
         store(Path(output), files.json_bytes({**result, "versions": provenance.versions()}))

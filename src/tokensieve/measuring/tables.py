@@ -182,7 +182,8 @@ def print_family_rows(rows: Rows) -> None:
     from rich.table import Table
 
     first = rows[0]
-    print(f"{CLOCKS[first['clock']]} on {first['device']}, width {first['width']}, {first['repeats']} rounds; until the first logits")
+    about = f"{CLOCKS[first['clock']]} on {first['device']}, width {first['width']}, {first['repeats']} rounds"
+    print(f"{about}; until the first logits, decode steps")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("family, plan", overflow="fold", min_width=20)
     table.add_column("tokens", justify="right", no_wrap=True)
@@ -192,7 +193,8 @@ def print_family_rows(rows: Rows) -> None:
         if row["model"] != family:
             family = row["model"]
             table.add_row(family)
-        reached = [spread(row, "realized", phase, digits=3, unit="") or row["no_oracle_reason"] for phase in ("first", "decode")]
+        reached = [spread(row, "realized", phase, digits=3, unit="") for phase in ("first", "decode")]
+        reached[0] = reached[0] or f"no oracle: {row['no_oracle_reason']}"
         table.add_row(f"  {row['plan']}", f"{row['vision_tokens']:,}", spread(row, "speedup", "first"), *reached)
     terminal.print_table(table)
 
