@@ -88,6 +88,7 @@ def test_a_single_frame_is_shown_again(tmp_path: Path) -> None:
         ("cut.mp4", "it cannot be decoded"),
         ("cut.mkv", "it ends after"),
         ("sound.mp4", "it has no video"),
+        ("codec.mkv", "no codec that is known"),
         ("playlist.mp4", "it cannot be decoded"),
         ("folder.mp4", "not a regular file|Is a directory"),
     ],
@@ -97,6 +98,10 @@ def test_a_file_that_is_no_whole_video_is_broken(name: str, reason: str, tmp_pat
     if name.startswith("cut"):
         clip_files.write_video(path, range(0, 250, 5))
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif name == "codec.mkv":  # of which damage made one that nobody knows
+        content = clip_files.write_video(path, [1, 2, 3]).read_bytes()
+        assert content.count(b"V_MPEG4") == 1
+        path.write_bytes(content.replace(b"V_MPEG4", b"V_MPEG\x96"))
     elif name == "sound.mp4":
         clip_files.write_sound(path)
     elif name == "folder.mp4":

@@ -111,10 +111,12 @@ def _reason(error: Exception) -> str:
 
 
 def _stream(container: Any) -> Any:
-    """The video stream; a BrokenImage if there is none, or if its frames are too large."""
+    """The video stream; a BrokenImage if there is none, if it is of an unknown kind, or if its frames are too large."""
     if not container.streams.video:
         raise BrokenImage("it has no video, only sound or data")
     stream = container.streams.video[0]
+    if stream.codec_context is None:  # damage to the header can make any name of a codec
+        raise BrokenImage("its header names no codec that is known here")
     width, height = stream.codec_context.width, stream.codec_context.height
     if width * height > MAX_PIXELS:
         raise BrokenImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
