@@ -149,6 +149,15 @@ def test_vcast(keep: int) -> None:
         assert reduction.index[b].tolist() == sorted(chosen)
 
 
+@pytest.mark.parametrize("frames", [10, 25, 49])
+def test_vcast_keeps_the_same_of_each_frame_of_a_still_clip(frames: int) -> None:
+    picture = torch.randn(1, 10, D, generator=torch.Generator().manual_seed(0))
+    view = make_view(tokens=picture.repeat(1, frames, 1), grid=(frames, 2, 5))
+    for each in (2, 5, 9):
+        kept = decide("vcast", view, each * frames).index[0] // 10
+        assert kept.bincount(minlength=frames).tolist() == [each] * frames
+
+
 def peaks(x: Array, clusters: int, k: int) -> tuple[list[int], list[int]]:
     """DPC-KNN: centres, and for each token the number of its centre."""
     d = np.array([[np.linalg.norm(a - b) for b in x] for a in x]) / math.sqrt(x.shape[1])
