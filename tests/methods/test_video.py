@@ -362,6 +362,13 @@ def test_llava_scissor_joins_what_its_sample_is_near_to() -> None:
     assert 1 < int(few.counts[0]) < 20  # type: ignore[index]
 
 
+def test_evs_keeps_a_whole_frame_of_a_video_and_the_budget_of_an_image() -> None:
+    for grid, keep, wanted in (((1, 3, 4), 5, 12), ((4, 1, 3), 2, 3), ((4, 1, 3), 5, 5), ((3, 4), 5, 5)):
+        view = make_view(grid=grid)
+        assert decide("evs", view, keep).k == wanted
+        assert decide("evs", view, keep).index[0, : min(3, wanted)].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("options", ["holitom(tau=2)", "flashvid(alpha=0)", "llava_scissor(eps=0)"])
 def test_options_that_make_no_sense(options: str) -> None:
     with pytest.raises(UserError, match=options.split("(")[0]):
