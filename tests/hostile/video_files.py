@@ -19,7 +19,7 @@ HEADER = 2000  # bytes at both ends, where most formats have theirs
 
 @functools.cache
 def written() -> list[tuple[str, bytes]]:
-    """Videos of two lengths in several containers: one is read in one pass, in the other the reader jumps; with their suffix."""
+    """Videos in several containers, with their suffix: a short one, and one in which the reader jumps from frame to frame."""
     from tests.support import clip_files
 
     made = []
