@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from torch import Tensor
 import tokensieve
 from tests.support.rounding import assert_near
 from tests.support.vlm_models import IMAGE, in_float64, llava, prompts, relative, rows_of
-from tokensieve import Budget, Plan, UserError
+from tokensieve import Budget, Plan, Reduction, UserError, View
 from tokensieve.cutting.allotment import allot
 from tokensieve.cutting.cache import cached_length
 from tokensieve.cutting.passes import TiledRow
 from tokensieve.errors import PlanError, PlanWarning
+from tokensieve.methods.registry import describe
+from tokensieve.plan import Step, Where
 
 HOW: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
 STEPS = 3000
@@ -184,3 +187,25 @@ def test_a_shared_budget_above_all_tokens_is_told_once() -> None:
     assert [note.partition(":")[2] for note in handle.notes] == [
         "200: at layer out 180 patch tokens arrive and 200 tokens are to be kept: everything is kept"
     ]
+
+
+@pytest.mark.parametrize("place", ["1", "out", "llm.0"])
+@torch.no_grad()
+def test_a_method_knows_the_share_that_the_plan_states(place: str) -> None:
+    seen: list[Fraction | None] = []
+
+    def look(view: View, keep: int) -> Reduction:
+        seen.append(view.share)
+        return Reduction.keep(torch.arange(keep).expand(len(view.tokens), -1), view.n)
+
+    def run(family: str, budget: str) -> set[Fraction | None]:
+        seen.clear()
+        model, batch = relative(family)
+        with tokensieve.apply(model, Plan((Step(describe(look), Where.parse(place), Budget.parse(budget)),))):
+            model(**batch)
+        return {*seen}
+
+    assert run("paligemma", "33%") == {Fraction(33, 100)}
+    assert run("paligemma", "9") == run("paligemma", "-9") == {None}
+    if place != "llm.0":  # tiles get numbers of tokens, which add up to the share of the image
+        assert run("llava_next", "33%") == {None} and run("llava_next", "33%/tile") == {Fraction(33, 100)}

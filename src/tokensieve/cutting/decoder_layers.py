@@ -434,6 +434,7 @@ class DecoderLayers:
                 carried=group.carried.get(str(cut.step)),
                 final_norm=getattr(self.vlm.decoder.module, "norm", None),
                 frames=group.frames,
+                share=cut.share,
             )
             reduction = self.chooser.choose(cut, view, keep, group.numbers)
         state.record_decoder_cut(cut, reduction, group.numbers)

@@ -43,6 +43,11 @@ class Cut:
         """The position in the ledger: "6", "6.attn", "out" or "llm.10"."""
         return position_name(self.layer, self.part)
 
+    @property
+    def share(self) -> Fraction | None:
+        """The share of the arriving tokens that are kept, if the budget is one; None: it is a number of tokens."""
+        return self.budget.amount if self.budget.kind == "share" else None
+
     def count(self, n: int, first: int | None = None) -> int:
         """The number of tokens kept of n: that of the budget or of the method's schedule, or the fewest that it can keep.
 
@@ -57,8 +62,7 @@ class Cut:
         if method.count is None or self.is_allotted:
             return keep
         first = n if first is None else first
-        share = self.budget.amount if self.budget.kind == "share" else None
-        place = Place(n, first, keep, self.budget.count(first), self.number, self.total, share)
+        place = Place(n, first, keep, self.budget.count(first), self.number, self.total, self.share)
         return min(n, method.count(place, self.step.options))
 
     def outputs(self, n: int, first: int | None = None) -> int:

@@ -162,6 +162,7 @@ class _ProjectedCut:
                 question=None if text is None else text.rows(images),
                 layer=cut.layer,
                 frames=_stack([tile.frames for tile in tiles]),
+                share=cut.share,
             )
             reduction = self.chooser.choose(cut, view, keep, (self.first + images).tolist())
         if reduction.soft is not None:

@@ -287,6 +287,7 @@ class TowerCuts:
                 text=text,
                 image_embeds=image_embeds,
                 carried=state.carried.get(str(step)),
+                share=cuts[0].share,
             )
             reduction = self._choose(cuts, keeps, view)
             state.stages.append((cut.name, reduction))
