@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.hostile.attack import Attack, check_message
 from tests.hostile.mutate import flip_bit, mutate_bytes
 from tokensieve.data.images import MAX_PIXELS, BrokenImage
-from tokensieve.data.videos import Video, has_av, open_video, seconds
+from tokensieve.data.videos import Video, has_av, open_video, read_header
 from tokensieve.data.vqa_layouts.images import VideoFolder
 
 SUFFIXES = (".mp4", ".mkv", ".avi", ".mov")
@@ -62,12 +62,11 @@ def _one_try(rng: random.Random, folder: Path) -> None:
     except BrokenImage as error:
         check_message(str(error))
     try:
-        length = seconds(path)
-        assert length is None or length > 0
+        header = read_header(path)
+        assert header.seconds is None or header.seconds > 0
     except BrokenImage as error:
         check_message(str(error))
-    known = VideoFolder(folder, 2).seconds(path.name)
-    assert known is None or known > 0
+    VideoFolder(folder, 2).header(path.name)
 
 
 ATTACKS = (Attack("video files", "damaged videos of several containers", _one_try, per_thousand=500, short=100, seconds=60),)
