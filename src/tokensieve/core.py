@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ class View:
     final_norm: Callable[[Tensor], Tensor] | None = None  # the norm behind the last layer of the decoder
     present: Tensor | None = None  # (B, N), the probability that each token is there, behind a soft cut; None: all are
     frames: Tensor | None = None  # (B, N), of a video: the frame that each token is of, from 0; None: an image
+    share: Fraction | None = None  # of the tokens that are to stay, where the plan states a share; None: a number of tokens
 
     @property
     def n(self) -> int:

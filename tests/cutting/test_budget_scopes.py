@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from torch import Tensor
 import tokensieve
 from tests.support.rounding import assert_near
 from tests.support.vlm_models import IMAGE, in_float64, llava, prompts, relative, rows_of
-from tokensieve import Budget, Plan, UserError
+from tokensieve import Budget, Plan, Reduction, UserError, View
 from tokensieve.cutting.allotment import allot
 from tokensieve.cutting.cache import cached_length
 from tokensieve.cutting.passes import TiledRow
-from tokensieve.errors import PlanError
+from tokensieve.errors import PlanError, PlanWarning
+from tokensieve.methods.registry import describe
+from tokensieve.plan import Step, Where
 
 HOW: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
 STEPS = 3000
@@ -158,3 +161,51 @@ def test_what_cannot_be_shared_says_why() -> None:
     wanted = pytest.raises(UserError, match="averages the tiles of an image that has many")
     with torch.no_grad(), tokensieve.apply(onevision, "grid@1:7/tile"), wanted:
         onevision.model.get_image_features(torch.zeros(1, 5, 3, 24, 24), sizes)
+
+
+@pytest.mark.parametrize("scope", ["", "/prompt"])
+@pytest.mark.parametrize(
+    ("method", "share", "wanted"),
+    [("evs", 33, 59), ("cosine", 33, 59), ("divprune", 33, 59), ("divprune", 36, 65), ("grid", 33, 60)],
+)
+@torch.no_grad()
+def test_tiles_share_what_the_method_makes_of_a_share(method: str, share: int, wanted: int, scope: str) -> None:
+    """180 tokens: 59.4 of them rounded down, to the nearest or up, as the method does; in every place the same."""
+    model, batch = relative("llava_next")
+    alone = rows_of(batch, [[0]])
+    for place in ("out", "llm.0", "1"):
+        with tokensieve.apply(model, f"{method}@{place}:{share}%{scope}") as handle:
+            model(**alone)
+        assert (handle.ledger[0].tokens_in, handle.ledger[0].tokens_out) == (180, wanted), place
+
+
+@torch.no_grad()
+def test_a_shared_budget_above_all_tokens_is_told_once() -> None:
+    model, batch = relative("llava_next")
+    with pytest.warns(PlanWarning), tokensieve.apply(model, "grid@out:200") as handle:
+        model(**rows_of(batch, [[0]]))
+    assert [note.partition(":")[2] for note in handle.notes] == [
+        "200: at layer out 180 patch tokens arrive and 200 tokens are to be kept: everything is kept"
+    ]
+
+
+@pytest.mark.parametrize("place", ["1", "out", "llm.0"])
+@torch.no_grad()
+def test_a_method_knows_the_share_that_the_plan_states(place: str) -> None:
+    seen: list[Fraction | None] = []
+
+    def look(view: View, keep: int) -> Reduction:
+        seen.append(view.share)
+        return Reduction.keep(torch.arange(keep).expand(len(view.tokens), -1), view.n)
+
+    def run(family: str, budget: str) -> set[Fraction | None]:
+        seen.clear()
+        model, batch = relative(family)
+        with tokensieve.apply(model, Plan((Step(describe(look), Where.parse(place), Budget.parse(budget)),))):
+            model(**batch)
+        return {*seen}
+
+    assert run("paligemma", "33%") == {Fraction(33, 100)}
+    assert run("paligemma", "9") == run("paligemma", "-9") == {None}
+    if place != "llm.0":  # tiles get numbers of tokens, which add up to the share of the image
+        assert run("llava_next", "33%") == {None} and run("llava_next", "33%/tile") == {Fraction(33, 100)}

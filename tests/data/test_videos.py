@@ -11,7 +11,7 @@ from PIL import Image
 
 from tokensieve.data import vqa
 from tokensieve.data.images import BrokenImage
-from tokensieve.data.videos import Video, has_av, open_video, seconds
+from tokensieve.data.videos import Video, has_av, open_video, read_header
 from tokensieve.errors import UserError
 
 needs_av = pytest.mark.skipif(not has_av(), reason="PyAV is not installed: pip install tokensieve[video]")
@@ -35,7 +35,8 @@ def test_frames_are_spread_evenly_over_the_time(tmp_path: Path) -> None:
     ]  # the frames that are shown in the middle of eighths of five seconds
     assert video.times == pytest.approx([i / 10 for i in wanted])
     assert np.abs(np.array(greys(video)) - 5 * np.array(wanted)).max() <= NOISE
-    assert seconds(path) == pytest.approx(5)
+    header = read_header(path)
+    assert header.seconds == pytest.approx(5) and not header.is_turned and not header.has_variable_rate
     assert video.frames[0].size == clip_files.SIZE
 
 
@@ -72,6 +73,23 @@ def test_of_a_long_video_only_what_is_near_is_decoded(tmp_path: Path) -> None:
 
 
 @needs_av
+def test_turned_videos_and_variable_rates_are_counted_and_told(tmp_path: Path) -> None:
+    clip_files.write_video(tmp_path / "even.mp4", [1] * 30, [i / 29.97 for i in range(30)])  # 33 and 34 ticks of its clock
+    for name in ("uneven.mp4", "both.mov"):
+        clip_files.write_video(tmp_path / name, [1, 2, 3, 4, 5], [0, 0.1, 0.2, 0.3, 6.0])
+    for name in ("turned.mp4", "both.mov"):
+        clip_files.turn_by_header(clip_files.write_video(tmp_path / name, [1] * 5) if "turned" in name else tmp_path / name)
+    (tmp_path / "broken.mp4").write_bytes(b"broken")
+    names = ("even.mp4", "uneven.mp4", "both.mov", "turned.mp4", "broken.mp4")
+    (tmp_path / "questions.csv").write_text("\n".join(["video,question,answer", *(f"{name},what?,yes" for name in names)]))
+    remarks = [line.partition("): ")[2] for line in vqa.load(f"videos:{tmp_path}").check()]
+    assert remarks == [
+        "2 videos are turned upright, as their headers say: both.mov, turned.mp4",
+        "2 videos have a variable rate, and their frames are picked by time: uneven.mp4, both.mov",
+    ]
+
+
+@needs_av
 def test_a_single_frame_is_shown_again(tmp_path: Path) -> None:
     video = open_video(clip_files.write_video(tmp_path / "a.mp4", [100]), 3)
     assert video.times == (0, 0, 0) and video.rate == 1
@@ -88,6 +106,7 @@ def test_a_single_frame_is_shown_again(tmp_path: Path) -> None:
         ("cut.mp4", "it cannot be decoded"),
         ("cut.mkv", "it ends after"),
         ("sound.mp4", "it has no video"),
+        ("codec.mkv", "no codec that is known"),
         ("playlist.mp4", "it cannot be decoded"),
         ("folder.mp4", "not a regular file|Is a directory"),
     ],
@@ -97,6 +116,10 @@ def test_a_file_that_is_no_whole_video_is_broken(name: str, reason: str, tmp_pat
     if name.startswith("cut"):
         clip_files.write_video(path, range(0, 250, 5))
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    elif name == "codec.mkv":  # of which damage made one that nobody knows
+        content = clip_files.write_video(path, [1, 2, 3]).read_bytes()
+        assert content.count(b"V_MPEG4") == 1
+        path.write_bytes(content.replace(b"V_MPEG4", b"V_MPEG\x96"))
     elif name == "sound.mp4":
         clip_files.write_sound(path)
     elif name == "folder.mp4":

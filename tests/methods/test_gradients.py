@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import tokensieve
-from tests.support import vlm_models
+from tests.support import video_prompts, vlm_models
 from tokensieve.core import Reduction
 from tokensieve.methods.cross import Heads
 from tokensieve.methods.merger import Merger
@@ -31,6 +31,7 @@ AT_HEAD = {"sdtps"}  # at the head of re-identification models; tests/reid/test_
 WITH_QUESTION = {"merger": "merger@out:9", "cross": "cross@llm.2:7"}  # trained modules that read the question
 IN_DECODER = [name for name in ON_TOKENS if name in WITH_QUESTION or Step(REGISTRY[name]).resolved_where(4, 6).part == "llm"]
 IN_TOWER = [name for name in ON_TOKENS if name not in IN_DECODER and name not in AT_HEAD]
+OF_VIDEOS = ("evs", "vidcom2", "vidcom2_vllm", "vcast", "holitom", "fastvid", "flashvid", "llava_scissor", "frames")
 BUDGETS = {"diffrate": ":-2"}  # others keep 9 of the 16 or 36 tokens, or what their modules are made for
 # Where scores nearly tie, a smaller step keeps the choice; where modules mix in float32, a larger one is above their rounding.
 STEPS = {"mmtok": 1e-6, "merger": 1e-5, "vidtldr": 1e-3, "patchmerger": 1e-3, "sinkhorn": 1e-3, "sit": 1e-3}
@@ -162,9 +163,24 @@ def test_in_a_tower(name: str) -> None:
 @pytest.mark.parametrize("name", IN_DECODER)
 def test_in_a_language_model(name: str) -> None:
     model, batch = vlm_models.in_float64(vlm_models.llava(), vlm_models.prompts())
-    batch["pixel_values"].requires_grad_(True)
-    parts, leaves = part_of(name), [batch["pixel_values"], *model.parameters()]
-    with tokensieve.apply(model, plan_of(name), weights=parts) as handle:
+    check_language_model(name, plan_of(name), model, batch, "pixel_values")
+
+
+@pytest.mark.parametrize("name", OF_VIDEOS)
+def test_of_a_video(name: str) -> None:
+    """4 frames of 3 x 3 tokens, of which half are kept."""
+    family = "llava_onevision"
+    clip = video_prompts.pictures_and_clips(family)[1][0]
+    model, batch = vlm_models.in_float64(
+        vlm_models.relative(family)[0], video_prompts.batch_of(family, video_prompts.TEXTS[:1], [], [clip])
+    )
+    check_language_model(name, f"{name}@llm.0:18", model, batch, "pixel_values_videos")
+
+
+def check_language_model(name: str, plan: str, model: Any, batch: dict[str, Tensor], pixels: str) -> None:
+    batch[pixels].requires_grad_(True)
+    parts, leaves = part_of(name), [batch[pixels], *model.parameters()]
+    with tokensieve.apply(model, plan, weights=parts) as handle:
         kept: list[Tensor] = []
 
         def loss() -> Tensor:
@@ -176,5 +192,5 @@ def test_in_a_language_model(name: str) -> None:
         along, quotient, size = difference_quotient(loss, leaves, STEPS.get(name, 1e-4))
         assert handle.stages and all(torch.equal(each, kept[0]) for each in kept)
         assert abs(along - quotient) < 1e-3 * size, (along, quotient, size)
-        (grad,) = torch.autograd.grad(loss(), [batch["pixel_values"]])
+        (grad,) = torch.autograd.grad(loss(), [batch[pixels]])
         assert grad.isfinite().all() and grad.abs().sum() > 0

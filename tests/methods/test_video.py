@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -149,6 +150,37 @@ def test_vcast(keep: int) -> None:
         assert reduction.index[b].tolist() == sorted(chosen)
 
 
+@pytest.mark.parametrize("frames", [10, 25, 49])
+def test_vcast_keeps_the_same_of_each_frame_of_a_still_clip(frames: int) -> None:
+    picture = torch.randn(1, 10, D, generator=torch.Generator().manual_seed(0))
+    view = make_view(tokens=picture.repeat(1, frames, 1), grid=(frames, 2, 5))
+    for each in (2, 5, 9):
+        kept = decide("vcast", view, each * frames).index[0] // 10
+        assert kept.bincount(minlength=frames).tolist() == [each] * frames
+
+
+def test_a_share_is_not_rounded_to_tokens_of_the_video() -> None:
+    """Of 12 tokens of a frame 37.7% are 4.524, which vidcom2 rounds to 5; 31 of the 84 tokens of 7 frames would be 4.43."""
+    picture = torch.randn(1, n, D, generator=torch.Generator().manual_seed(0))
+    still, moving = make_view(tokens=picture.repeat(1, 7, 1), grid=(7, H, W)), a_video()
+    for view, name, keep, share, number, wanted in (
+        (still, "vidcom2", 31, "0.377", 4 * 7, 5 * 7),
+        (moving, "holitom", 56, "0.3334", 4 * FRAMES, 5 * FRAMES),
+    ):
+        options = {"tau": 1.0} if name == "holitom" else {}  # nothing is static
+        assert real(decide(name, view, keep, **options), 0) == number, name
+        assert real(decide(name, replace(view, share=Fraction(share)), keep, **options), 0) == wanted, name
+
+
+@pytest.mark.parametrize(("width", "frames"), [(13, 4), (13, 8)])
+def test_flashvid_rounds_up_the_share_of_each_frame(width: int, frames: int) -> None:
+    view = make_view(batch=1, grid=(frames, 1, width))
+    step = Plan.parse("flashvid@out:31.25%").steps[0]
+    assert step.budget is not None
+    keep = int(frames * width * step.budget.amount)
+    assert real(decide("flashvid", replace(view, share=step.budget.amount), keep), 0) == frames * 5  # ceil(4.0625)
+
+
 def peaks(x: Array, clusters: int, k: int) -> tuple[list[int], list[int]]:
     """DPC-KNN: centres, and for each token the number of its centre."""
     d = np.array([[np.linalg.norm(a - b) for b in x] for a in x]) / math.sqrt(x.shape[1])
@@ -191,10 +223,13 @@ def test_windows_have_the_largest_gain(seed: int) -> None:
     assert find_windows(static[:0]) == ([(0, 1)], 0)
 
 
-@pytest.mark.parametrize(("keep", "still"), [(30, 0.5), (60, 0.5), (40, 0.9), (25, 0.0)])
-def test_holitom(keep: int, still: float) -> None:
+@pytest.mark.parametrize(
+    ("keep", "still", "density"),
+    [(30, 0.5, 0.0), (60, 0.5, 0.0), (40, 0.9, 0.0), (25, 0.0, 0.0), (60, 0.5, 0.4), (60, 0.2, 1.0), (100, 0.9, 0.7)],
+)
+def test_holitom(keep: int, still: float, density: float) -> None:
     view = a_video(still=still)
-    reduction = decide("holitom", view, keep)
+    reduction = decide("holitom", view, keep, density=density)
     for b in range(2):
         x, a = tokens_of(view, b), attention_of(view, b, received=True)
         static = torch.tensor([[cos(x[f, i], x[f + 1, i]) > 0.8 for i in range(n)] for f in range(FRAMES - 1)])
@@ -204,17 +239,28 @@ def test_holitom(keep: int, still: float) -> None:
         for start, stop in windows:
             places = [i for i in range(n) if stop - start > 1 and all(static[f, i] for f in range(start, stop - 1))]
             if count := round(len(places) * share):
-                middle = x[start:stop, places].mean(0)
-                middles, labels = peaks(middle, count, min(7, count))
-                for c, centre in enumerate(middles):
-                    others = [middle[j] for j in range(len(places)) if labels[j] == c and j != centre]
-                    mixed = 0.6 * middle[centre] + 0.4 * np.mean(others, axis=0) if others else middle[centre]
-                    golden[start * n + places[centre]] = mixed
+                mixed = mixed_peaks(x[start:stop, places].mean(0), count)
+                golden |= {start * n + places[centre]: token for centre, token in mixed.items()}
             rest = [i for i in range(n) if i not in places]
+            count = math.ceil(len(rest) * share)
+            attended = round(count * (1 - density))
             for f in range(start, stop):
-                for i in sorted(rest, key=lambda i: -a[f, i])[: math.ceil(len(rest) * share)]:
-                    golden[f * n + i] = x[f, i]
+                order = sorted(rest, key=lambda i: -a[f, i])
+                golden |= {f * n + i: x[f, i] for i in order[:attended]}
+                if others := sorted(order[attended:]) if count > attended else []:
+                    mixed = mixed_peaks(x[f, others], count - attended)
+                    golden |= {f * n + others[centre]: token for centre, token in mixed.items()}
         check_outputs(reduction, view, b, golden)
+
+
+def mixed_peaks(x: Array, count: int) -> dict[int, Array]:
+    """HoliTom: peaks, each mixed with the mean of the others of its cluster."""
+    middles, labels = peaks(x, count, min(7, count))
+    made = {}
+    for c, centre in enumerate(middles):
+        others = [x[j] for j in range(len(x)) if labels[j] == c and j != centre]
+        made[centre] = 0.6 * x[centre] + 0.4 * np.mean(others, axis=0) if others else x[centre]
+    return made
 
 
 def parted(vectors: Array) -> list[range]:
@@ -353,7 +399,14 @@ def test_llava_scissor_joins_what_its_sample_is_near_to() -> None:
     assert 1 < int(few.counts[0]) < 20  # type: ignore[index]
 
 
-@pytest.mark.parametrize("options", ["holitom(tau=2)", "flashvid(alpha=0)", "llava_scissor(eps=0)"])
+def test_evs_keeps_a_whole_frame_of_a_video_and_the_budget_of_an_image() -> None:
+    for grid, keep, wanted in (((1, 3, 4), 5, 12), ((4, 1, 3), 2, 3), ((4, 1, 3), 5, 5), ((3, 4), 5, 5)):
+        view = make_view(grid=grid)
+        assert decide("evs", view, keep).k == wanted
+        assert decide("evs", view, keep).index[0, : min(3, wanted)].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("options", ["holitom(tau=2)", "holitom(density=1.1)", "flashvid(alpha=0)", "llava_scissor(eps=0)"])
 def test_options_that_make_no_sense(options: str) -> None:
     with pytest.raises(UserError, match=options.split("(")[0]):
         Plan.parse(options)

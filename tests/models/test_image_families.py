@@ -191,15 +191,6 @@ def one_prompt(family: str, batch: dict[str, Tensor], row: int) -> dict[str, Ten
     return made
 
 
-@pytest.mark.parametrize("family", ["internvl", "gemma3", "paligemma", "mistral3"])
-def test_no_plan_is_the_stock_model_to_the_bit(family: str) -> None:
-    model, batch = BUILDERS[family]()
-    stock = answer(model, batch)
-    with tokensieve.apply(model, "none"):
-        same = answer(model, batch)
-    assert all(torch.equal(a, b) for a, b in zip(stock.logits, same.logits, strict=True))
-
-
 @pytest.mark.parametrize("family", ["idefics3", "gemma3", "pixtral"])
 def test_beams_are_those_without_a_cache(family: str) -> None:
     model, batch = in_float64(*BUILDERS[family]())
@@ -309,7 +300,7 @@ def test_a_tower_that_cannot_be_cut_says_where_to_cut(family: str) -> None:
             tokensieve.apply(model, plan)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "paligemma", "mistral3", "pixtral"])
+@pytest.mark.parametrize("family", ["gemma3", "paligemma", "paligemma2", "mistral3", "pixtral"])
 def test_several_images_are_cut_as_one_by_one(family: str) -> None:
     model, batch = in_float64(*BUILDERS[family]())
     images = {name: batch[name] for name in ("pixel_values", "image_sizes") if name in batch}
@@ -320,3 +311,38 @@ def test_several_images_are_cut_as_one_by_one(family: str) -> None:
             alone = model.model.get_image_features(**own, return_dict=True).pooler_output[0]
             assert_near(features, alone, steps=STEPS)
             assert 0 < int((alone == 0).all(1).sum()) < len(alone)  # what is cut has zeros
+
+
+def one_image(family: str, batch: dict[str, Tensor], image: int) -> dict[str, Tensor]:
+    """The second prompt of a family with tiles, with one of its two images."""
+    ids = batch["input_ids"][1, batch["attention_mask"][1].bool()].tolist()
+    ends = [at for at, token in enumerate(ids) if token == 9]  # behind each image
+    spans = [ids[2 : ends[0] + 1], ids[ends[0] + 1 : ends[1] + 1]]
+    kept = torch.tensor([[*ids[:2], *spans[image], *ids[ends[1] + 1 :]]])
+    tiles = slice(0, 1) if image == 0 else slice(1, 3)
+    own = {name: batch[name] for name in batch if name.startswith("pixel")}
+    own = {name: x[3:][tiles] if family == "internvl" else x[1:, tiles] for name, x in own.items()}
+    return {"input_ids": kept, "attention_mask": torch.ones_like(kept), **own}
+
+
+@pytest.mark.parametrize("plan", ["divprune@out:50%", "divprune@out:4/tile", "cover@out:33%"])
+@pytest.mark.parametrize("family", TILED)
+def test_images_of_several_tiles_are_cut_as_one_by_one(family: str, plan: str) -> None:
+    """Which tiles are of one image is read from the prompt, so the images are those that the language model gets."""
+    model, batch = in_float64(*BUILDERS[family]())
+    seen: list[Tensor] = []
+
+    def look(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs["inputs_embeds"])
+
+    hook = decoder_of(model).register_forward_pre_hook(look, with_kwargs=True)
+    with torch.no_grad(), tokensieve.apply(model, plan):
+        for given in (one_prompt(family, batch, 1), one_image(family, batch, 0), one_image(family, batch, 1)):
+            model(**given)
+            seen[-1] = seen[-1][given["input_ids"] == IMAGE]
+    hook.remove()
+    together, *alone = seen
+    assert [len(each) for each in alone] == IMAGES[family][1]
+    assert_near(together, torch.cat(alone), steps=STEPS)
+    for features in alone:
+        assert 0 < int((features == 0).all(1).sum()) < len(features)  # what is cut has zeros

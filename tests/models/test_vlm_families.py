@@ -3,6 +3,7 @@ behind the projector see tests/cutting/test_projected.py)."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -13,15 +14,37 @@ import tokensieve
 from tests.support.rounding import assert_near
 from tests.support.vlm_models import IMAGE, VARYING, in_float64, relative
 from tokensieve.cutting.cache import cached_length
-from tokensieve.errors import Uncuttable, UserError
+from tokensieve.errors import PlanWarning, Uncuttable, UserError
+from tokensieve.models.families import VLM_FAMILIES, Example
 from tokensieve.models.registry import open_vlm
+from tokensieve.registry import resolve
 
 PLAN = "grid@llm.0:80% + anchor@llm.2:50%(k=2)"
+EXAMPLES = {
+    example.name or family.title: example
+    for family in VLM_FAMILIES.values()
+    if not family.no_cut
+    for example in (family.example, *family.others)
+}
 
 
 def answer(model: Any, batch: dict[str, Tensor], **kwargs: Any) -> Any:
     how = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
     return model.generate(**batch, **how, **kwargs)
+
+
+@pytest.mark.parametrize("plan", ["none", "grid@out:100%", "grid@llm.0:100%"])
+@pytest.mark.parametrize("example", [pytest.param(example, id=name) for name, example in EXAMPLES.items()])
+@torch.no_grad()
+def test_a_plan_that_keeps_everything_is_the_stock_model_to_the_bit(example: Example, plan: str) -> None:
+    model, batch = resolve(example.build)(**example.options)
+    stock, stock_answer = model(**batch).logits, answer(model, batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlanWarning)  # that everything is kept
+        with tokensieve.apply(model, plan):
+            assert torch.equal(model(**batch).logits, stock)
+            assert all(torch.equal(a, b) for a, b in zip(answer(model, batch).logits, stock_answer.logits, strict=True))
+    assert torch.equal(model(**batch).logits, stock)
 
 
 @pytest.mark.parametrize("family", VARYING)

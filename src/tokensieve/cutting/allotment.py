@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.placement import Cut
-from tokensieve.errors import UserError
 
 
 def allot(total: int, sizes: Sequence[int]) -> list[int]:
@@ -25,25 +25,20 @@ def allot(total: int, sizes: Sequence[int]) -> list[int]:
     return shares
 
 
-def image_budgets(cut: Cut, counts: Sequence[int], prompts: Sequence[int]) -> list[int]:
-    """The number of tokens that each image keeps, by a budget of each image or of each prompt.
+def image_budgets(
+    cut: Cut, chooser: Chooser, counts: Sequence[int], firsts: Sequence[int], prompts: Sequence[int]
+) -> list[int]:
+    """The number of tokens that each image keeps, by a budget of each image or of each prompt, counted as the method counts.
 
-    counts: tokens of each image; prompts: the prompt that each is in, if the budget is of each prompt.
+    counts: tokens of each image; firsts: before any cut; prompts: the prompt that each is in, if the budget is of each prompt.
     """
     if cut.budget.scope == "image":
-        return [_count(cut, count) for count in counts]
+        return [chooser.tokens_to_keep(cut, *each) for each in zip(counts, firsts, strict=True)]
     budgets = [0] * len(counts)
     for prompt in dict.fromkeys(prompts):
         images = [i for i, own in enumerate(prompts) if own == prompt]
         of_prompt = [counts[i] for i in images]
-        for i, share in zip(images, allot(_count(cut, sum(of_prompt)), of_prompt), strict=True):
+        total = chooser.tokens_to_keep(cut, sum(of_prompt), sum(firsts[i] for i in images))
+        for i, share in zip(images, allot(total, of_prompt), strict=True):
             budgets[i] = share
     return budgets
-
-
-def _count(cut: Cut, n: int) -> int:
-    """The number of tokens that the budget leaves of n; a UserError if that is none."""
-    keep = cut.budget.count(n)
-    if keep < 1:
-        raise UserError(f"{cut.step} at layer {cut.name} leaves no token of {n}")
-    return keep

@@ -398,7 +398,9 @@ class DecoderCuts:
             assert self.tower is not None
             h, w = self.tower.tower.grid if self.tower.resized is None else self.tower.resized.full_grid
             prompts = self.prompts_of(call, [layout.total for layout in layouts] or [h * w] * rows)
-        budgets = image_budgets(cut, [n * count for count in of_images], prompts)
+        assert call.tower is not None
+        counts, firsts = ([each * count for count in of_images] for each in (n, call.tower.first))
+        budgets = image_budgets(cut, self.chooser, counts, firsts, prompts)
         return [share for total, count in zip(budgets, of_images, strict=True) for share in allot(total, [n] * count)]
 
     def prompts_of(self, call: Call, lengths: Sequence[int], medium: str = IMAGE) -> list[int]:

@@ -300,7 +300,7 @@ class DecoderLayers:
         groups = []
         asks = {"question", "text"} & set(cut.step.method.needs)
         questions = images.question_of(x) if asks else None
-        for own, group in share_by_prompts(cut, images.groups):
+        for own, group in share_by_prompts(cut, self.chooser, images.groups):
             rows, at = group.rows, group.at
 
             def attend(x: Tensor = x, rows: Tensor = rows, at: Tensor = at) -> Attention:
@@ -308,7 +308,7 @@ class DecoderLayers:
 
             tokens = gather_rows(x if len(x) == 1 == len(rows) else x.index_select(0, rows), at)  # (G, N, D)
             n_now = group.n_now
-            keep = self.chooser.tokens_to_keep(own, n_now, None if group.entered is None else group.entered.shape[1])
+            keep = self.chooser.tokens_to_keep(own, n_now, group.first)
             question = None if questions is None else questions.rows(rows)
             rotary = self._rotary(images, group, tables, len(x)) if "rotary" in cut.step.method.needs else None
             inputs = self._inputs(run, images, group)
@@ -434,6 +434,7 @@ class DecoderLayers:
                 carried=group.carried.get(str(cut.step)),
                 final_norm=getattr(self.vlm.decoder.module, "norm", None),
                 frames=group.frames,
+                share=cut.share,
             )
             reduction = self.chooser.choose(cut, view, keep, group.numbers)
         state.record_decoder_cut(cut, reduction, group.numbers)
@@ -501,19 +502,20 @@ def _between(group: ImageGroup, shape: torch.Size) -> Tensor:
     return inside
 
 
-def share_by_prompts(cut: Cut, groups: Sequence[ImageGroup]) -> Iterator[tuple[Cut, ImageGroup]]:
+def share_by_prompts(cut: Cut, chooser: Chooser, groups: Sequence[ImageGroup]) -> Iterator[tuple[Cut, ImageGroup]]:
     """The groups of images, each with its cut; a budget of the whole prompt is shared by the images in it."""
     if cut.budget.scope != "prompt":
         yield from ((cut, group) for group in groups)
         return
     members = [(group, i) for group in groups for i in range(len(group.sequences))]
     rows = [group.sequences[i] for group, i in members]
+    counts, firsts = [group.n_now for group, _ in members], [group.first for group, _ in members]
     alike: dict[tuple[int, int], list[int]] = {}
-    for (group, i), keep in zip(members, image_budgets(cut, [group.n_now for group, _ in members], rows), strict=True):
+    for (group, i), keep in zip(members, image_budgets(cut, chooser, counts, firsts, rows), strict=True):
         alike.setdefault((id(group), keep), []).append(i)
     of_id = {id(group): group for group in groups}
     for (number, keep), picked in alike.items():
-        yield cut.with_budget(keep), of_id[number].of_images(picked)
+        yield cut.with_allotted(keep), of_id[number].of_images(picked)
 
 
 def asks_previous(cut: Cut) -> bool:

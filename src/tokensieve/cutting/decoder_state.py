@@ -54,6 +54,11 @@ class ImageGroup:
         """The tokens that a budget counts."""
         return self.at.shape[1] if self.count is None else self.count
 
+    @property
+    def first(self) -> int:
+        """The tokens before any cut in the decoder."""
+        return self.at.shape[1] if self.entered is None else self.entered.shape[1]
+
     def of_images(self, picked: list[int]) -> ImageGroup:
         """Some images of the group, with all their tokens."""
         return replace(self.select(picked, self.at.shape[1]), grid=self.grid)

@@ -32,15 +32,21 @@ class Cut:
     number: int = 0  # among the cuts of its step
     total: int = 1  # cuts of its step
     is_shared: bool = False  # rows of the tower's batch share its budget, and may be left with different numbers of tokens
+    is_allotted: bool = False  # its budget is a part of what the step keeps of an image or a prompt
 
-    def with_budget(self, keep: int) -> Cut:
-        """The cut with so many tokens to keep."""
-        return replace(self, budget=Budget("keep", Fraction(keep)), is_shared=False)
+    def with_allotted(self, keep: int) -> Cut:
+        """The cut with so many of the tokens that the step keeps of an image or a prompt."""
+        return replace(self, budget=Budget("keep", Fraction(keep)), is_shared=False, is_allotted=True)
 
     @property
     def name(self) -> str:
         """The position in the ledger: "6", "6.attn", "out" or "llm.10"."""
         return position_name(self.layer, self.part)
+
+    @property
+    def share(self) -> Fraction | None:
+        """The share of the arriving tokens that are kept, if the budget is one; None: it is a number of tokens."""
+        return self.budget.amount if self.budget.kind == "share" else None
 
     def count(self, n: int, first: int | None = None) -> int:
         """The number of tokens kept of n: that of the budget or of the method's schedule, or the fewest that it can keep.
@@ -53,11 +59,10 @@ class Cut:
     def wanted(self, n: int, first: int | None = None) -> int:
         """The number of tokens to keep of n, by the budget or by the method's schedule."""
         method, keep = self.step.method, self.budget.count(n)
-        if method.count is None:
+        if method.count is None or self.is_allotted:
             return keep
         first = n if first is None else first
-        share = self.budget.amount if self.budget.kind == "share" else None
-        place = Place(n, first, keep, self.budget.count(first), self.number, self.total, share)
+        place = Place(n, first, keep, self.budget.count(first), self.number, self.total, self.share)
         return min(n, method.count(place, self.step.options))
 
     def outputs(self, n: int, first: int | None = None) -> int:
@@ -268,7 +273,7 @@ def leave_feature(cuts: Sequence[Cut], tower: Tower) -> bool:
 def count_note(cut: Cut, n: int, first: int | None = None) -> str | None:
     """The note for a cut that keeps all of n tokens, or more than its budget. first: tokens before any cut; None: n."""
     keep, budget = cut.count(n, first), cut.budget
-    if cut.wanted(n, first) == keep < n or cut.step.method.adaptive:
+    if cut.step.method.adaptive or (cut.wanted(n, first) == keep and (keep < n or cut.is_allotted)):
         return None
     requested = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
     arriving = f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {requested}"

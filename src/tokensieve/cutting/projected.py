@@ -103,7 +103,7 @@ class _ProjectedCut:
         """The tiles behind the cut."""
         cut = self.cut
         text = question() if {"question", "text"} & set(cut.step.method.needs) else None
-        cuts = _share(cut, tiles, prompts)
+        cuts = _share(cut, self.chooser, tiles, prompts)
         alike: dict[tuple[int, tuple[object, ...]], list[int]] = {}  # tiles that pass through the method together
         for i, (tile, own) in enumerate(zip(tiles, cuts, strict=True)):
             keep = self.chooser.tokens_to_keep(own, len(tile.at), tile.first)
@@ -163,6 +163,7 @@ class _ProjectedCut:
                 question=None if text is None else text.rows(images),
                 layer=cut.layer,
                 frames=_stack_known([tile.frames for tile in tiles]),
+                share=cut.share,
             )
             reduction = self.chooser.choose(cut, view, keep, (self.first + images).tolist())
         if reduction.soft is not None:
@@ -170,15 +171,18 @@ class _ProjectedCut:
         return reduction
 
 
-def _share(cut: Cut, tiles: Sequence[TileTokens], prompts: Callable[[], list[int]]) -> list[Cut]:
+def _share(cut: Cut, chooser: Chooser, tiles: Sequence[TileTokens], prompts: Callable[[], list[int]]) -> list[Cut]:
     """The cut of each tile, with its share of the budget of its image or prompt."""
     scope = cut.budget.scope
-    of_images = [[len(tile.at) for tile in tiles if tile.image == image] for image in range(tiles[-1].image + 1)]
+    images = [[tile for tile in tiles if tile.image == image] for image in range(tiles[-1].image + 1)]
+    of_images = [[len(tile.at) for tile in own] for own in images]
     if scope == "tile" or (scope == "image" and len(tiles) == len(of_images)):
         return [cut] * len(tiles)
-    budgets = image_budgets(cut, [sum(counts) for counts in of_images], prompts() if scope == "prompt" else ())
+    firsts = [sum(tile.first for tile in own) for own in images]
+    of_prompts = prompts() if scope == "prompt" else ()
+    budgets = image_budgets(cut, chooser, [sum(counts) for counts in of_images], firsts, of_prompts)
     shares = [share for total, counts in zip(budgets, of_images, strict=True) for share in allot(total, counts)]
-    return [cut.with_budget(share) for share in shares]
+    return [cut.with_allotted(share) for share in shares]
 
 
 def _stack(of_tiles: Sequence[Tensor]) -> Tensor:

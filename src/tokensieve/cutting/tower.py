@@ -254,7 +254,7 @@ class TowerCuts:
         at_head = self._is_at_head(cut)
         step, p = cut.step, 1 if at_head else self.tower.prefix
         n = x.shape[1] - p
-        cuts = [cut.with_budget(keep) for keep in self.share(cut, call, len(x), n)] if cut.is_shared else [cut]
+        cuts = [cut.with_allotted(keep) for keep in self.share(cut, call, len(x), n)] if cut.is_shared else [cut]
         keeps = [self.chooser.tokens_to_keep(own, n, state.first) for own in cuts]
         if not any(own.acts(n, state.first) for own in cuts):
             self._record(cut, x.shape[0], n, None, call, state)
@@ -287,6 +287,7 @@ class TowerCuts:
                 text=text,
                 image_embeds=image_embeds,
                 carried=state.carried.get(str(step)),
+                share=cuts[0].share,
             )
             reduction = self._choose(cuts, keeps, view)
             state.stages.append((cut.name, reduction))

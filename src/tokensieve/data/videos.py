@@ -6,6 +6,7 @@ number, so that a variable rate changes nothing. Of a long video the decoder jum
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ LONG = 600.0  # seconds; of longer videos frames lie far apart, which is told
 # Containers that hold their own pictures. Others, such as playlists, name further files or addresses, which nobody asked for.
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,asf,flv,ogg,gif"
 WHOLE = 0.9  # of the length that its header says have to be there; the rest may be rounding, or sound that goes on
+UNEVEN = 0.5  # of the usual time between frames: by so much the rate varies; less is rounding to the ticks of the clock
 JUMP = 20.0  # seconds; frames of longer videos are looked for one by one, those of shorter ones in one pass
 
 
@@ -71,10 +73,22 @@ def open_video(path: str | Path, frames: int = FRAMES) -> Video:
     return Video(tuple(image for image, _ in shown), tuple(max(0.0, time - begin) for _, time in shown))
 
 
-def seconds(path: str | Path) -> float | None:
-    """How long a video is, by its header; None if that does not say it. BrokenImage if there is no video."""
+@dataclass(frozen=True)
+class Header:
+    """What is known of a video before its frames are read."""
+
+    seconds: float | None  # how long it is; None: that is not said
+    is_turned: bool  # its frames are written lying, and turned upright
+    has_variable_rate: bool  # of formats that list the times of all frames (mp4, mov); of others it is not known
+
+
+def read_header(path: str | Path) -> Header:
+    """The header of a video, and how its first frame lies. BrokenImage if there is no video."""
     with _opened(path) as container:
-        return _length(container, _stream(container))
+        stream = _stream(container)
+        length, is_variable = _length(container, stream), _has_variable_rate(stream)
+        first = next(_decoded(container, stream), None)
+        return Header(length, first is not None and _turn(first) != 0, is_variable)
 
 
 def has_av() -> bool:
@@ -111,10 +125,12 @@ def _reason(error: Exception) -> str:
 
 
 def _stream(container: Any) -> Any:
-    """The video stream; a BrokenImage if there is none, or if its frames are too large."""
+    """The video stream; a BrokenImage if there is none, if it is of an unknown kind, or if its frames are too large."""
     if not container.streams.video:
         raise BrokenImage("it has no video, only sound or data")
     stream = container.streams.video[0]
+    if stream.codec_context is None:  # damage to the header can make any name of a codec
+        raise BrokenImage("its header names no codec that is known here")
     width, height = stream.codec_context.width, stream.codec_context.height
     if width * height > MAX_PIXELS:
         raise BrokenImage(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
@@ -131,6 +147,16 @@ def _length(container: Any, stream: Any) -> float | None:
     else:
         return None
     return length if math.isfinite(length) and length > 0 else None
+
+
+def _has_variable_rate(stream: Any) -> bool:
+    """Whether the times of the frames are unevenly spaced, where the file lists all of them."""
+    times = sorted(entry.timestamp for entry in getattr(stream, "index_entries", ()))  # PyAV 15 has none
+    if len(times) < 3 or len(times) != stream.frames:  # other lists are of key frames
+        return False
+    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
+    usual = gaps[len(gaps) // 2]
+    return bool(gaps[-1] - usual > UNEVEN * usual or usual - gaps[0] > UNEVEN * usual)
 
 
 def _decoded(container: Any, stream: Any) -> Iterator[Any]:
@@ -168,5 +194,10 @@ def _jump(container: Any, stream: Any, wanted: Sequence[float], end: float) -> I
 def _upright(frame: Any) -> Image.Image:
     """The frame as it is meant to be seen: a telephone held upright writes a rotation beside the pixels."""
     image: Image.Image = frame.to_image()
-    turn = round(frame.rotation) % 360  # degrees, against the clock
+    turn = _turn(frame)
     return image.rotate(turn, expand=True) if turn else image
+
+
+def _turn(frame: Any) -> int:
+    """By how many degrees the frame has to be turned, against the clock."""
+    return round(frame.rotation) % 360

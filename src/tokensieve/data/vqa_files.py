@@ -115,19 +115,29 @@ class FileQuestions(VqaData):
                 f"{q!r} of {f}" for (f, q, _), n in same.items() if n > 1
             ],
             f"{self.kind}s have no question about them": sorted(images - used),
-            **self._long_videos(images),
+            **self._unusual_videos(images),
         }
         return [f"{self.name} ({self.split}): {remark}" for remark in [*summarise_problems(remarks), *self.contents.remarks]]
 
-    def _long_videos(self, there: set[str]) -> dict[str, list[str]]:
-        """The videos of which a few frames show little, by what is to be said of them."""
+    def _unusual_videos(self, there: set[str]) -> dict[str, list[str]]:
+        """The videos of which a few frames show little, or whose frames are not shown as they are, by what is to be said."""
         if not isinstance(self.images, VideoFolder):
             return {}
-        lengths = {
-            file: self.images.seconds(file) for file in dict.fromkeys(record.file for record in self.records) if file in there
+        long, turned, uneven = list[str](), list[str](), list[str]()
+        for file in dict.fromkeys(record.file for record in self.records if record.file in there):
+            if (header := self.images.header(file)) is None:
+                continue
+            if header.seconds is not None and header.seconds > LONG:
+                long.append(f"{file} ({header.seconds / 60:.0f} min)")
+            if header.is_turned:
+                turned.append(file)
+            if header.has_variable_rate:
+                uneven.append(file)
+        return {
+            f"videos are longer than {LONG / 60:.0f} minutes, and {self.images.frames} frames of each are shown": long,
+            "videos are turned upright, as their headers say": turned,
+            "videos have a variable rate, and their frames are picked by time": uneven,
         }
-        long = [f"{file} ({length / 60:.0f} min)" for file, length in lengths.items() if length is not None and length > LONG]
-        return {f"videos are longer than {LONG / 60:.0f} minutes, and {self.images.frames} frames of each are shown": long}
 
 
 def summarise_problems(problems: Mapping[str, Sequence[str]]) -> list[str]:

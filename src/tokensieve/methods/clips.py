@@ -27,6 +27,11 @@ def attention_by_frame(view: View, received: bool = False) -> Tensor:
     return by_frames
 
 
+def stated_share(view: View, keep: int) -> float:
+    """rho: the share of the tokens that the plan states, which no number of tokens has rounded; or that of a number."""
+    return keep / view.n if view.share is None else float(view.share)
+
+
 def best_of_frames(scores: Tensor, counts: Tensor) -> Tensor:
     """The tokens with the largest scores (B, F, n) of each frame, so many (B, F): True where chosen, (B, N). Of equal ones the
     first."""

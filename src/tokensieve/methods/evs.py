@@ -6,9 +6,9 @@ Efficient Video Sampling, as in vLLM's multimodal/video_prune/evs.py (Apache-2.0
     the tokens with the largest d are kept       of all frames together; of equal ones the first
 
 Place: on the embeddings that the language model reads (@llm.0), or the tower's output. The authors keep
-max(tokens of a frame, int(N (1 - q))) tokens, so a smaller budget keeps one whole frame. Positions stay the original ones.
-Frames are those of `view.grid`, (frames, h, w). An image is a video of one frame: all of it is the first frame, so of it the
-first `keep` tokens in raster order stay, which is no useful choice; use it for videos.
+max(tokens of a frame, int(N (1 - q))) tokens, so a smaller budget keeps one whole frame, and a video of one frame stays whole.
+Positions stay the original ones. Frames are those of `view.grid`, (frames, h, w). Of an image, (h, w), the first `keep` tokens
+in raster order stay, which is no useful choice; use it for videos.
 """
 
 from __future__ import annotations
@@ -37,5 +37,6 @@ def evs(view: View, keep: int) -> Reduction:
     change = 1 - (unit[:, 1:] * unit[:, :-1]).sum(-1)  # (B, F-1, n)
     first = torch.full_like(unit[:, :1, :, 0], torch.inf)  # (B, 1, n)
     scores = torch.cat([first, change], dim=1).flatten(1)  # (B, N)
-    keep = min(view.n, max(keep, view.n // frames)) if frames > 1 else keep
+    if view.grid is not None and len(view.grid) == 3:
+        keep = max(keep, view.n // frames)
     return Reduction.keep(top(scores, keep), view.n, scores=scores.nan_to_num(posinf=3.0))

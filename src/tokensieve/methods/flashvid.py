@@ -3,7 +3,8 @@
 "FlashVID", ICLR 2026. Written from the rules; the released code is MIT.
 
     segments: parted where neighbouring mean tokens have a cosine below 0.9, but in at least 8 segments
-    of each frame m = ceil(rho n) tokens are due
+    of each frame m = ceil(rho n) tokens are due; rho is the share that the plan states (the authors' 25% times 1.25 for what
+        they drop later), or of a number of tokens the share that it is of N
     ceil(alpha m) are chosen one after the other, farthest from those chosen, by D_ij = (1 - cos_ij) a_j, a the attention; the
         first has the largest distance to its nearest
     each other token is linked to its most similar other token one frame before, if their cosine is above `similar`; where too
@@ -65,7 +66,7 @@ def flashvid(view: View, keep: int, *, alpha: float = 0.7, similar: float = 0.8)
     videos, made = zip(by_frame(view), attention_by_frame(view), strict=True), []
     for x, attention in videos:
         frames, n = attention.shape
-        due = min(n, math.ceil(keep / frames))
+        due = min(n, math.ceil(keep / frames if view.share is None else n * view.share))
         chosen = _far_apart(x, attention, math.ceil(alpha * due))  # (F, n)
         groups, shares = torch.full((frames * n,), -1, device=x.device), torch.zeros(frames * n, device=x.device)
         at = [chosen.flatten().nonzero()[:, 0]]

@@ -5,15 +5,18 @@ from the rules; the released code is Apache-2.0.
 
     place i is static from frame f to f+1 if cos(x_{f,i}, x_{f+1,i}) > tau
     gain of a window of frames s..e = (places static all through it) * (e - s); the windows have the largest sum R of gains
-    rho' = min(1, rho / (1 - R / N))
+    rho' = min(1, rho / (1 - R / N)); rho is the share that the plan states, or that a number of tokens is of N
     in a window: static places become their mean over its frames, and of these n_s the round(rho' n_s) density peaks stay
         (DPC-KNN, 7 neighbours); peak <- beta peak + (1 - beta) mean of the others of its cluster
-    of the other n_d tokens of each frame the ceil(rho' n_d) most attended stay
+    of the other n_d tokens of each frame m = ceil(rho' n_d) stay: the round((1 - density) m) most attended, and as many density
+        peaks of what is left (with as many neighbours as peaks, at most 7), mixed with their clusters in the same way
 
-Together they are near rho N tokens. Place: the language model's input; the authors take the attention that tokens receive in
-the tower's last block. In a language model it is that of the last word. The authors merge once more inside the
-language model: `fastv@llm.18:50%(rest=merge)` is like it. Of equal sums shorter windows are taken, and ties of densities are
-broken by position instead of noise. An image is a video of one frame, of which the most attended tokens stay.
+Together they are near rho N tokens. Released are density=0, so that attention alone chooses, and tau=0.8, but tau=0.65 at 10 %.
+Place: the language model's input; the authors take the attention that tokens receive in the tower's last block. In a language
+model it is that of the last word. The authors merge once more inside the language model: `fastv@llm.18:50%(rest=merge)` is like
+it. Of equal sums shorter windows are taken, and ties of densities are broken by position instead of noise. Outputs stand in the
+order of their tokens in the video; the released code goes window by window, the static places first. An image is a video of one
+frame, of which the most attended tokens stay.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from torch import Tensor
 
 from tokensieve.core import Reduction, View
 from tokensieve.errors import UserError
-from tokensieve.methods.clips import attention_by_frame, by_frame, in_order
+from tokensieve.methods.clips import attention_by_frame, by_frame, in_order, stated_share
 from tokensieve.methods.density_peaks import density_peaks
 from tokensieve.methods.places import floored_share
 from tokensieve.methods.registry import method
@@ -40,8 +43,11 @@ LONGEST = 1024  # frames of a window
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raises a UserError for options that make no sense."""
-    if not -1 <= options["tau"] <= 1 or not 0 <= options["beta"] <= 1:
-        raise UserError(f"holitom: tau={options['tau']} is a cosine, from -1 to 1; beta={options['beta']} is from 0 to 1")
+    if not -1 <= options["tau"] <= 1 or not 0 <= options["beta"] <= 1 or not 0 <= options["density"] <= 1:
+        raise UserError(
+            f"holitom: tau={options['tau']} is a cosine, from -1 to 1; beta={options['beta']} and density={options['density']} "
+            "are from 0 to 1"
+        )
 
 
 @method(
@@ -56,13 +62,13 @@ def check_options(options: Mapping[str, Any]) -> None:
     where=lambda depth, decoder: "llm.0" if decoder else "out",
 )
 @full_precision
-def holitom(view: View, keep: int, *, tau: float = 0.8, beta: float = 0.6) -> Reduction:
+def holitom(view: View, keep: int, *, tau: float = 0.8, beta: float = 0.6, density: float = 0.0) -> Reduction:
     attention = attention_by_frame(view, received=True)
-    videos = zip(by_frame(view), attention, strict=True)
-    return Reduction.stack([_reduce(x, scores, keep / view.n, tau, beta) for x, scores in videos])
+    videos, rho = zip(by_frame(view), attention, strict=True), stated_share(view, keep)
+    return Reduction.stack([_reduce(x, scores, rho, tau, beta, density) for x, scores in videos])
 
 
-def _reduce(x: Tensor, attention: Tensor, rho: float, tau: float, beta: float) -> Reduction:
+def _reduce(x: Tensor, attention: Tensor, rho: float, tau: float, beta: float, density: float) -> Reduction:
     """Of one video: x (F, n, D), attention (F, n)."""
     frames, n = attention.shape
     static = F.cosine_similarity(x[1:], x[:-1], dim=-1) > tau  # (F - 1, n)
@@ -85,12 +91,22 @@ def _reduce(x: Tensor, attention: Tensor, rho: float, tau: float, beta: float) -
             made += peaks
         moving = (~still).nonzero()[:, 0]
         count = math.ceil(len(moving) * share)
-        best = attention[inside, moving].argsort(dim=1, descending=True, stable=True)[:, :count]  # (l, count)
-        at = (torch.arange(start, stop, device=x.device)[:, None] * n + moving[best]).flatten()
+        attended = round(count * (1 - density))
+        order = attention[inside, moving].argsort(dim=1, descending=True, stable=True)  # (l, n_d)
+        first = torch.arange(start, stop, device=x.device)[:, None] * n  # (l, 1)
+        at = (first + moving[order[:, :attended]]).flatten()
         groups.view(-1)[at] = torch.arange(made, made + len(at), device=x.device)
         shares.view(-1)[at] = 1.0
         chosen.append(at)
         made += len(at)
+        if peaks := count - attended:
+            rest = first + moving[order[:, attended:].sort(dim=1).values]  # (l, n_d - attended)
+            of_frames = zip(rest, *density_peaks(x.flatten(0, 1)[rest], peaks, min(NEIGHBOURS, peaks)), strict=True)
+            for at, centres, labels in of_frames:
+                groups.view(-1)[at] = made + labels
+                shares.view(-1)[at] = _cluster_shares(labels, centres, beta)
+                chosen.append(at[centres])
+                made += peaks
     if not made:  # so small a budget that every number was rounded to 0
         chosen, groups = [attention.argmax()[None]], torch.full_like(groups, -1)
         groups.view(-1)[chosen[0]], shares.view(-1)[chosen[0]] = 0, 1.0

@@ -10,8 +10,9 @@ Written from the rules; the released code has no licence file.
 
 The number of tokens is the video's own, by tau; transitive chains can join unlike tokens. A budget is the most that stay: those
 of the largest components, whose means the tokens of the others go to. A component is represented by its token with most
-neighbours. A token may go into two outputs, so the reduction is a matrix of outputs times tokens. Place: the language model's
-input. An image is a video of one frame.
+neighbours. A token may go into two outputs, so the reduction is a dense matrix of outputs times tokens: 4 K N bytes of each
+video, 63 MB for N = 12,544 tokens (64 frames) with K = 1,254 outputs. Place: the language model's input. An image is a video of
+one frame.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ arXiv:2505.14454. Written from the rule; the released code and vLLM's are Apache
 
 Halves are rounded to the even number. Together they are near rho N tokens, but not exactly so many (`vidcom2`). vLLM repairs
 the number (`vidcom2_vllm`): it drops the tokens with the largest V + W of the whole video, or adds those with the smallest,
-until there are max(frames, int(rho N)). rho is the share that the budget is of N. Place: on the embeddings that the
-language model reads. An image is a video of one frame.
+until there are max(frames, int(rho N)). rho is the share that the plan states, or of a number of tokens the share that it is of
+N. Place: on the embeddings that the language model reads. An image is a video of one frame.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
-from tokensieve.methods.clips import best_of_frames, by_frame
+from tokensieve.methods.clips import best_of_frames, by_frame, stated_share
 from tokensieve.methods.places import floored_share
 from tokensieve.methods.registry import method
 from tokensieve.scoring import full_precision
@@ -73,7 +73,7 @@ def _score(view: View, keep: int) -> tuple[Tensor, Tensor]:
     of_video = _likeness(unit, unit.mean(dim=(1, 2), keepdim=True))
     unusual = -of_video.mean(-1)  # (B, F)
     p = ((unusual - unusual.amax(1, keepdim=True)) / TEMPERATURE).softmax(1)
-    share = (keep / view.n * (1 + p - p.mean(1, keepdim=True))).clamp_max(1.0)
+    share = (stated_share(view, keep) * (1 + p - p.mean(1, keepdim=True))).clamp_max(1.0)
     counts = (share * n).round().long().clamp_min(1)
     return of_video + _likeness(unit, unit.mean(dim=2, keepdim=True)), counts
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tokensieve.data import videos
 from tokensieve.data.images import SUFFIXES, BrokenImage, open_image
-from tokensieve.data.videos import Video
+from tokensieve.data.videos import Header, Video
 from tokensieve.provenance import file_stat
 
 
@@ -73,10 +73,10 @@ class VideoFolder(ImageFolder):
     def open(self, name: str) -> Video:
         return videos.open_video(self.folder / name, self.frames)
 
-    def seconds(self, name: str) -> float | None:
-        """How long a video is; None if that is not known, or if it cannot be read, which is told when it is opened."""
+    def header(self, name: str) -> Header | None:
+        """What is known of a video before its frames are read; None if it cannot be read, which is told when it is opened."""
         try:
-            return videos.seconds(self.folder / name)
+            return videos.read_header(self.folder / name)
         except BrokenImage:
             return None
 
