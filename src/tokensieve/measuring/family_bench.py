@@ -78,7 +78,8 @@ def run(
             with _constant_features(vlm, inputs):
                 handles = [detached_handle(model, plan) for plan in parsed]
                 found = generation.measure_all(model, inputs, handles, repeats, new_tokens, what={"oracle"}, quiet=quiet)
-            about = {"model": vlm.family, "model_type": "vlm", "family": name, "width": width, "device": str(where)}
+            title = name.capitalize() if name in family_models.OTHERS else vlm.family
+            about = {"model": title, "model_type": "vlm", "family": name, "width": width, "device": str(where)}
             rows += [about | row for row in found]
             machine = describe_machine(rows)
             write(output, {"rows": rows, "machine": machine}, goes_on=number > 1)

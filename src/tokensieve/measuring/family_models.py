@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,11 +25,13 @@ HEAD = 64  # width
 WORDS = tuple(range(10, 40))  # the question, as ids
 MARK, END = 61, 60  # ids around images
 Inputs = dict[str, Tensor]
+# models of other kinds in these families; not PaliGemma 2, whose eager attention has no oracle
+OTHERS: dict[str, Callable[[], tuple[Any, Inputs]]] = {"pixtral": partial(tiny_vlms.pixtral, merge=1)}
 
 
 def names() -> list[str]:
-    """The families that can be cut."""
-    return [family.name for family in VLM_FAMILIES.values() if not family.no_cut]
+    """The families that can be cut, and models of other kinds in them."""
+    return [*(family.name for family in VLM_FAMILIES.values() if not family.no_cut), *OTHERS]
 
 
 def check(name: str) -> str:
@@ -41,7 +44,7 @@ def check(name: str) -> str:
 
 def build(name: str, tokens: int, width: int) -> tuple[Any, Inputs]:
     """A model of a family, and a prompt with an image (or images, or tiles) of about so many tokens."""
-    tiny, _ = tiny_vlms.model_and_inputs(name)
+    tiny, _ = OTHERS[name]() if name in OTHERS else tiny_vlms.model_and_inputs(name)
     config = copy.deepcopy(tiny.config)
     text, vision = config.text_config, config.vision_config
     text.hidden_size, text.intermediate_size, text.head_dim = width, width * 8 // 3, HEAD
@@ -141,8 +144,8 @@ def _gemma3(config: Any, tokens: int) -> Inputs:
 
 
 def _mistral3(config: Any, tokens: int) -> Inputs:
-    """A break after each row of tokens but the last."""
-    side, merge = _square(tokens), config.spatial_merge_size
+    """Mistral 3 and Pixtral: a break after each row of tokens but the last."""
+    side, merge = _square(tokens), getattr(config, "spatial_merge_size", 1)
     pixels = PATCH * merge * side
     config.vision_config.image_size = pixels
     ids = [token for _ in range(side) for token in (*[IMAGE] * side, MARK)][:-1]
@@ -159,4 +162,5 @@ MAKERS: dict[str, Callable[[Any, int], Any]] = {
     "gemma3": _gemma3,
     "paligemma": _paligemma,
     "mistral3": _mistral3,
+    "pixtral": _mistral3,
 }
