@@ -144,44 +144,36 @@ def test_diffrate(clustered: bool) -> None:
 
 
 @clustered
-def test_mctf(clustered: bool) -> None:
+@pytest.mark.parametrize("r", [11, 24])
+@pytest.mark.parametrize("sized", [False, True])
+def test_mctf(clustered: bool, r: int, sized: bool) -> None:
     view = a_view(clustered)
-    reduction = decide("mctf", view, N - 11)
+    if sized:
+        drawn = torch.Generator().manual_seed(3)
+        view = replace(view, sizes=torch.randint(1, 6, (2, N), generator=drawn).float())
+    reduction = decide("mctf", view, N - r)
+    chains = 0
     for b in range(2):
-        x = view.tokens[b].double().numpy()
-        attention = attention_of(view, b).mean(0)  # with CLS
-        items = [([i], x[i], attention[:, 1 + i].mean(), 1.0) for i in range(N)]  # members, token, attention, size
-        in_a = [i % 2 == 1 for i in range(N)]
-        for r, senders in ((5, True), (6, False)):
-            u = np.array([1 / item[2] for item in items])
-            v = np.array([1 / item[3] for item in items])
-            factor = (u / u.max()) ** (1 / 20) * (v / v.max()) ** (1 / 40)
-            m = unit(np.stack([item[1] for item in items]))
-            score = (m @ m.T + 1) / 2 * factor[:, None] * factor
-            send = [i for i, a in enumerate(in_a) if a == senders]
-            receive = [i for i, a in enumerate(in_a) if a != senders]
-            best = {i: max(receive, key=lambda j: score[i, j]) for i in send}
-            gone = sorted(send, key=lambda i: -score[i, best[i]])[:r]
-            new_items, new_a = [], []
-            for i, item in enumerate(items):
-                if i in gone:
-                    continue
-                group = [item, *(items[j] for j in gone if best[j] == i)]
-                weights = [g[2] * g[3] for g in group]
-                token = sum(w * g[1] for w, g in zip(weights, group, strict=True)) / sum(weights)
-                members = [n for g in group for n in g[0]]
-                new_items.append((members, token, weights, sum(g[3] for g in group)))
-                new_a.append(in_a[i])
-            rows = [attention[0]]  # of CLS
-            for members, _, weights, _ in new_items:
-                each = [attention[1 + n] for n in members]  # weights are of the members: each was one token before
-                rows.append(sum(w * row for w, row in zip(weights, each, strict=True)) / sum(weights) if senders else each[0])
-            items = [
-                (members, token, np.mean([sum(row[1 + n] for n in members) for row in rows]), size)
-                for members, token, _, size in new_items
-            ]
-            in_a = new_a
-        check_outputs(reduction, view, b, {frozenset(members): token for members, token, _, _ in items})
+        x, sizes = view.tokens[b].double().numpy(), view.sizes_or_ones()[b].double().numpy()
+        received = attention_of(view, b).mean((0, 1))[1:]
+        u, v = 1 / received, 1 / sizes
+        factor = (u / u.max()) ** (1 / 20) * (v / v.max()) ** (1 / 40)
+        score = (unit(x) @ unit(x).T + 1) / 2 * factor[:, None] * factor
+        in_a, in_b = list(range(1, N, 2)), list(range(0, N, 2))  # CLS is in A, so the first patch is in B
+        parent: dict[int, int] = {}
+        for senders, receivers, edges in ((in_a, in_b, r // 2), (in_b, in_a, r - r // 2)):
+            there = [j for j in receivers if j not in parent]
+            best = {i: max(there, key=lambda j: score[i, j]) for i in senders}
+            parent |= {i: best[i] for i in sorted(senders, key=lambda i: -score[i, best[i]])[:edges]}
+        roots = [parent.get(parent.get(i, i), parent.get(i, i)) for i in range(N)]
+        chains += sum(i in parent and parent[i] in parent for i in range(N))
+        groups = [[i for i in range(N) if roots[i] == root] for root in sorted(set(roots))]
+        weight = received * sizes
+        golden = {frozenset(group): weight[group] @ x[group] / weight[group].sum() for group in groups}
+        check_outputs(reduction, view, b, golden)
+        assert reduction.sizes is not None
+        assert reduction.sizes[b].tolist() == [sizes[group].sum() for group in groups]
+    assert chains  # tokens of A that join one of B, which joins another one of A
 
 
 @clustered
