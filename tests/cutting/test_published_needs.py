@@ -260,6 +260,33 @@ def test_the_text_comes_from_the_caller() -> None:
     assert seen[0].text is not None and seen[0].text.shape == (2, 1, 16)
 
 
+@pytest.mark.parametrize("name", ["trim", "mmtok", "laps", "cdpruner"])
+def test_a_model_without_a_text_tower_takes_the_text_of_the_caller(name: str) -> None:
+    """So plans with these methods are no error before the first call, which says what is missing."""
+    torch.manual_seed(0)
+    model: Any = timm_model().eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad(), Handle(model, Plan.parse(f"{name}@2:5")) as handle:
+        with pytest.raises(UserError, match="needs the text of each image; give its embeddings"):
+            model(images)
+        width = open_tower(model).project(torch.zeros(1, 1, model.embed_dim)).shape[-1]
+        with handle.call(context={"text": torch.randn(2, width)}):
+            assert model(images).isfinite().all()
+        assert handle.ledger[0].tokens_out in (5, 6)
+
+
+def test_ats_samples_eight_tokens_with_cls_at_least() -> None:
+    torch.manual_seed(0)
+    model: Any = timm_model().eval()
+    few, least = Handle(model, Plan.parse("ats@2.attn:3")), Handle(model, Plan.parse("ats@2.attn:7"))
+    assert ["ats cannot keep fewer than 7" in note for note in few.notes] == [True] and not least.notes
+    images, outputs = torch.randn(2, 3, 32, 32), []
+    for handle in (few, least):
+        with torch.no_grad(), handle:
+            outputs.append(model(images))
+    assert torch.equal(*outputs)
+
+
 @pytest.mark.parametrize("attention", ["layer", "previous"])
 def test_the_rows_of_the_text_are_those_of_the_layer(attention: str) -> None:
     """Against the attention maps that transformers itself returns."""

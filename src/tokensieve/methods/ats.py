@@ -1,7 +1,7 @@
 """ATS: tokens are sampled by their significance, as many different ones as the image needs.
 
 Fayyaz et al., "Adaptive Token Sampling for Efficient Vision Transformers", ECCV 2022, arXiv:2111.15667. Written from the
-formulas.
+formulas; the released code is Apache-2.0.
 
     S_j = A_j ||V_j|| / sum_i A_i ||V_i||            A: CLS attention, heads summed; V: values of all heads together; patches
     F = the cumulative sum of S in ascending order, over all patches, min-max normalised
@@ -9,8 +9,9 @@ formulas.
     for each y the token with the nearest F among the n most significant ones; doubles are dropped
 
 The number of tokens is the image's own, at most n, the budget. Place: inside several blocks, between attention and MLP, so that
-dropped tokens still count as keys in the block; here blocks 4, 7 and 10 of 12. The released code counts CLS in n. With fewer
-samples than tokens the least significant ones cannot be sampled, as released; F stays that of all patches.
+dropped tokens still count as keys in the block; here blocks 4, 7 and 10 of 12. The released code counts CLS in n, which is 8 at
+least: 7 patches here. With fewer samples than tokens the least significant ones cannot be sampled, as released; F stays that of
+all patches.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ TINY = torch.finfo(torch.float32).tiny
     adaptive=True,
     budget=lambda options: "100%",
     where=inside_quarters,
+    min_keep=lambda n: min(n, 7),
 )
 @full_precision
 def ats(view: View, keep: int) -> Reduction:

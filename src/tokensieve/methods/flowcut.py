@@ -1,7 +1,7 @@
 """FlowCut: the tower is pruned block by block; how much at a time follows the entropy of the attention of CLS.
 
-"FlowCut: Rethinking Redundancy via Information Flow for Efficient Vision-Language Models", NeurIPS 2025. Written from its
-rule; the released code is Apache-2.0.
+"FlowCut: Rethinking Redundancy via Information Flow for Efficient Vision-Language Models", NeurIPS 2025, arXiv:2505.19536.
+Written from its rule; the released code is Apache-2.0.
 
     a = CLS attention, mean over heads; v_i: the mean value
     s = mean over heads of softmax over all tokens, CLS too, of v_cls . v_i; then the patches alone
@@ -38,7 +38,7 @@ def count(place: Place, options: Mapping[str, Any]) -> int:
 
 @method(
     summary="pruned block by block, by a running score of attention and values",
-    paper='"FlowCut: Rethinking Redundancy via Information Flow for Efficient Vision-Language Models", NeurIPS, 2025',
+    paper='"FlowCut: Rethinking Redundancy via Information Flow for Efficient VLMs", NeurIPS, 2025, arXiv:2505.19536',
     needs=("attention", "values"),
     adaptive=True,
     budget=lambda options: "25%",

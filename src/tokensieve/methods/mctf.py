@@ -1,7 +1,7 @@
 """MCTF: tokens are fused by similarity, how little attention they get, and how small they are; in both directions.
 
 Lee et al., "Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers", CVPR 2024,
-arXiv:2403.10030. Written from the formulas.
+arXiv:2403.10030. Written from the formulas; no licence file of the released code is known to us.
 
     score_ij = (cos(x_i, x_j) + 1) / 2 (u_i u_j)^(1/20) (v_i v_j)^(1/40)     u = 1 / attention received, v = 1 / size, each /
         its max

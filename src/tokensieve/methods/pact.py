@@ -2,7 +2,7 @@
 them.
 
 Dhouib et al., "PACT: Pruning and Clustering-Based Token Reduction for Faster Visual Language Models", CVPR 2025,
-arXiv:2504.08966. Written from the formulas of its clustering step (DBDPC).
+arXiv:2504.08966. Written from the formulas of its clustering step (DBDPC); the released code is MIT.
 
     d_ij = 1 - cos of keys                         of all heads together
     density_i = sum_j exp(-(d_ij / 2)^2)

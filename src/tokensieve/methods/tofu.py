@@ -1,7 +1,7 @@
 """ToFu: ToMe's pairs are pruned in the first half of the tower and merged in the second, with norms that do not shrink.
 
 Kim et al., "Token Fusion: Bridging the Gap between Token Pruning and Token Merging", WACV 2024, arXiv:2312.01026. Written from
-the formulas.
+the formulas; no licence file of the released code is known to us.
 
     ToMe's matching of keys finds r pairs
     blocks i <= L / 2 (from 0): the senders vanish
