@@ -5,8 +5,9 @@
 
 Both have random weights, and a decision is timed with everything it reads at hand: keys, queries and the log-sum-exp of their
 rows, as an opened block gives them. The block sees 196 patches of 16 images; the layer (width 4096, 32 heads, MLP 11008) reads
-576 image tokens, 35 of the system before them and 13 of the question behind. Budgets are the authors' own, at the
-first of their cuts (a share counts from what arrives), and half of the tokens where they have none.
+576 image tokens, 35 of the system before them and 13 of the question behind. Methods for videos see these as 16 frames of 6 x
+6. Budgets are the authors' own, at the first of their cuts (a share counts from what arrives), and half of the tokens where
+they have none, as controls.
 
 `realized` is the share of the speed of the oracle (the same numbers of tokens, chosen at no cost) that the method's own plan
 reaches on a whole ViT-B/16; for methods of the decoder it is in the files of the leaderboard. All is CPU time of one thread, in
@@ -38,12 +39,13 @@ from tokensieve.models import loading
 from tokensieve.models.features import encode_image
 from tokensieve.models.registry import open_tower
 from tokensieve.models.tower import Tower
-from tokensieve.plan import Budget, Plan, make_step
+from tokensieve.plan import Budget, Plan, Step, make_step
 from tokensieve.testing import fresh_part, make_view
 
 CPU = torch.device("cpu")
 SYSTEM, IMAGE, WORDS, WIDTH, HEADS = 35, 576, 13, 4096, 32
 LAYERS = 32
+HALF = Budget.parse("50%")
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -70,8 +72,8 @@ def tower_view(tower: Tower, batch: int, generator: torch.Generator) -> View:
     )
 
 
-def decoder_view(generator: torch.Generator) -> View:
-    """What methods see before a layer of a 7B-sized decoder, of one prompt."""
+def decoder_view(generator: torch.Generator, grid: tuple[int, ...] = (24, 24)) -> View:
+    """What methods see before a layer of a 7B-sized decoder, of one prompt with an image, or with a video."""
     length = SYSTEM + IMAGE + WORDS
     q, k, v = (torch.randn(1, HEADS, length, WIDTH // HEADS, generator=generator) for _ in range(3))
     tokens, words = (torch.randn(1, n, WIDTH, generator=generator) for n in (IMAGE, SYSTEM + WORDS))
@@ -82,7 +84,7 @@ def decoder_view(generator: torch.Generator) -> View:
     of_image, of_text = angles[:, span], torch.cat([angles[:, : span.start], angles[:, span.stop :]], dim=1)
     return make_view(
         tokens=tokens,
-        grid=(24, 24),
+        grid=grid,
         q=q,
         k=k,
         v=v,
@@ -134,10 +136,20 @@ def decoder_layer() -> Callable[[], Any]:
     return lambda: layer(x, position_embeddings=angles)
 
 
+def needs_budget(method: Method) -> bool:
+    """Whether nobody has said how many tokens it leaves, as of controls."""
+    return method.budget is None and method.part is None
+
+
+def own_step(method: Method) -> Step:
+    """The method as its authors use it, or for half of the tokens."""
+    return make_step(method, None, HALF if needs_budget(method) else None, {})
+
+
 def own_budget(method: Method, view: View) -> int:
     """The tokens that the authors leave at their first cut, of those of the view."""
-    n, step = view.n, make_step(method, None, None, {})
-    budget = Budget.parse("50%") if method.budget is None else step.resolved_budget()
+    n, step = view.n, own_step(method)
+    budget = HALF if method.budget is None else step.resolved_budget()
     keep = budget.count(n)
     if method.count is not None:
         share = budget.amount if budget.kind == "share" else None
@@ -148,10 +160,10 @@ def own_budget(method: Method, view: View) -> int:
 
 def decision(method: Method, view: View) -> tuple[int, Callable[[], Any]]:
     """How many tokens are kept, and the decision; an error where the view lacks what the method needs."""
-    keep, options = own_budget(method, view), make_step(method, None, None, {}).arguments()
+    keep, options = own_budget(method, view), own_step(method).arguments()
     if method.part is not None:
         part = fresh_part(method, view.tokens.shape[2], view.n)
-        if hasattr(part, "places"):
+        if hasattr(part, "places") and part.places():
             view = View(**{**vars(view), "place": part.places()[0]})
         if method.mixes:
             keep = part.budget(view.place)  # type: ignore[operator]
@@ -188,8 +200,9 @@ def realized(model: Any, methods: list[Method], batch: int, rounds: int) -> dict
 
     for method in methods:
         try:
-            handle = detached_handle(model, method.name)
-            place_plan(Plan.parse(method.name), open_tower(model), seed=0)
+            plan = f"{method.name}:{HALF}" if needs_budget(method) else method.name
+            handle = detached_handle(model, plan)
+            place_plan(Plan.parse(plan), open_tower(model), seed=0)
             if handle.leaves_feature:
                 continue
             with handle:
@@ -203,7 +216,7 @@ def realized(model: Any, methods: list[Method], batch: int, rounds: int) -> dict
             found[method.name] = {"skipped": one_line(error, 200)}
             continue
         reached, speedup = Ratio.of(best, ours), Ratio.of(full, ours)
-        found[method.name] = {**reached.entries("realized"), **speedup.entries("speedup"), "plan": method.name}
+        found[method.name] = {**reached.entries("realized"), **speedup.entries("speedup"), "plan": plan}
         print(f"{method.name}: {reached.median:.2f} of the oracle, {speedup.median:.2f}x", flush=True)
     return found
 
@@ -230,13 +243,16 @@ def main() -> None:
         whole = {"block": lambda: tower.blocks[0].module(x), "layer": decoder_layer()}
         views = {
             "block": [tower_view(tower, args.batch_size, generator)],
-            "layer": [output_view(generator), decoder_view(generator)],
+            "layer": [output_view(generator), decoder_view(generator), decoder_view(generator, grid=(16, 6, 6))],
         }
         for what, choices in views.items():
             calls: Calls = {what: whole[what]}
             for method in methods:
                 for view in choices:  # the tower's output first, where the method can stand there
-                    if view.place == "out" and method.name in DECODERS:
+                    is_video = view.frames is not None
+                    if is_video != (what == "layer" and method.name in VIDEOS) or (
+                        view.place == "out" and method.name in DECODERS
+                    ):
                         continue
                     try:
                         rows[method.name][f"keep_{what}"], calls[method.name] = decision(method, view)
@@ -261,6 +277,7 @@ def write(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> None:
 
 
 DECODERS = ("fastv", "pyramiddrop", "sparsevlm", "sparsevlm2", "dart")
+VIDEOS = ("evs", "fastvid", "flashvid", "frames", "holitom", "llava_scissor", "vcast", "vidcom2", "vidcom2_vllm")
 
 
 if __name__ == "__main__":

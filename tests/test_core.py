@@ -199,3 +199,21 @@ def test_noise_belongs_to_the_image_and_looks_uniform():
     assert abs(all_at_once.mean() - 0.5) < 0.01 and abs(all_at_once.var() - 1 / 12) < 0.005
     flat = all_at_once - all_at_once.mean()
     assert abs((flat[:-1] * flat[1:]).mean()) < 0.003 and abs((flat[:, :-1] * flat[:, 1:]).mean()) < 0.003
+
+
+def test_a_stack_of_images_with_different_numbers_of_tokens():
+    """Outputs, inputs and everything known about them are padded; padding of the single images is left out."""
+    first = Reduction.merge(torch.tensor([[0, 1, 0, 1, -1]]), torch.tensor([[0, 1]]), torch.ones(1, 5))
+    first = replace(first, norm=1.0, carry=torch.arange(5.0)[None], prop_attn=False)
+    padded = Reduction.keep_some(torch.tensor([[True, True, True], [False, True, False]])).select_images(torch.tensor([1]))
+    second = replace(padded, norm=1.0, carry=torch.arange(3.0)[None], prop_attn=False)
+    both = Reduction.stack([first, second])
+    assert (both.n, both.k, both.counts.tolist(), both.norm, both.prop_attn) == (5, 2, [2, 1], 1.0, False)
+    assert both.index.tolist() == [[0, 1], [1, 0]] and both.sizes.tolist() == [[2.0, 2.0], [1.0, 0.0]]
+    assert both.groups.tolist() == [[0, 1, 0, 1, -1], [-1, 0, -1, -1, -1]]
+    assert both.carry.tolist() == [[0, 1, 2, 3, 4], [0, 1, 2, 0, 0]]
+    x = torch.randn(2, 5, 3)
+    assert_near(both.apply(x)[0], first.apply(x[:1])[0].double())
+    assert torch.equal(both.apply(x)[1, 0], x[1, 1])
+    gated = replace(Reduction.keep(torch.tensor([[1]]), 3), gate=torch.full((1, 1), 2.0))
+    assert torch.equal(Reduction.stack([gated, second]).apply(x[:, :3])[0, 0], 2 * x[0, 1])

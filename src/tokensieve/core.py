@@ -81,6 +81,7 @@ class View:
     has_cls: bool = True  # the first prefix token, if there is any, is CLS (or, after the tower, the global feature)
     layer: int = 0  # the number of the block before or around the cut, from 1; in a decoder: of the layer behind it, from 0
     depth: int = 0  # the number of blocks of the tower, or of layers of the decoder
+    full_depth: int = 0  # of a tower with blocks that the model does not run (a LLaVA takes an earlier layer): of all; 0: depth
     earlier: Mapping[int, Attention] = field(default_factory=dict)  # of the blocks that the method declares, by number from 1
     before: Tensor | None = None  # (B, N, D), the tokens before the block's MLP, for needs=("before",)
     pixels: Tensor | None = None  # (B, N, C p p), the pixels of the patches, for needs=("pixels",)
@@ -247,29 +248,50 @@ class Reduction:
 
     @classmethod
     def stack(cls, images: Sequence[Reduction]) -> Reduction:
-        """The reductions of single images, (1, K) each, as one of a batch; those with fewer output tokens are padded."""
-        most, n = max(each.k for each in images), images[0].n
+        """The reductions of single images, (1, K) each, as one of a batch; those with fewer tokens, in or out, are padded."""
+        images = [each._without_padding() for each in images]
+        most, n = max(each.k for each in images), max(each.n for each in images)
         counts = torch.tensor([each.k for each in images], device=images[0].index.device)
 
-        def pad(values: Tensor, k: int) -> Tensor:
-            """(1, k) or (1, k, N), with zeros behind."""
-            return F.pad(values, (0, 0) * (values.dim() - 2) + (0, most - k))
+        def outputs(values: Tensor) -> Tensor:
+            return F.pad(values, (0, most - values.shape[1]))  # (1, K)
+
+        def inputs(values: Tensor, value: int = 0) -> Tensor:
+            return F.pad(values, (0, n - values.shape[1]), value=value)  # (1, N)
+
+        def known(of_images: Sequence[Tensor | None]) -> Tensor | None:
+            there = [inputs(each) for each in of_images if each is not None]
+            return torch.cat(there) if len(there) == len(of_images) else None
 
         sizes = [torch.ones(each.index.shape, device=counts.device) if each.sizes is None else each.sizes for each in images]
-        scores = [each.scores for each in images if each.scores is not None]
         both = cls(
-            index=torch.cat([pad(each.index, each.k) for each in images]),
+            index=torch.cat([outputs(each.index) for each in images]),
             n=n,
-            sizes=torch.cat([pad(size, each.k) for size, each in zip(sizes, images, strict=True)]),
-            scores=torch.cat(scores) if len(scores) == len(images) else None,
+            sizes=torch.cat([outputs(size) for size in sizes]),
+            scores=known([each.scores for each in images]),
             counts=counts,
+            norm=images[0].norm,
+            carry=known([each.carry for each in images]),
+            prop_attn=images[0].prop_attn,
+            finish=images[0].finish,
         )
         if all(each.is_selection for each in images):
             return both
-        if any(each.weight is not None for each in images):
-            return replace(both, weight=torch.cat([pad(each.as_weight(), each.k) for each in images]))
+        if any(each.weight is not None or each.gate is not None for each in images):
+            weights = [each.as_weight() for each in images]  # (1, K, N) each
+            return replace(both, weight=torch.cat([F.pad(w, (0, n - w.shape[2], 0, most - w.shape[1])) for w in weights]))
         members = [each._members() for each in images]
-        return replace(both, assigned=torch.cat([to for to, _ in members]), shares=torch.cat([share for _, share in members]))
+        assigned, shares = [inputs(to, -1) for to, _ in members], [inputs(share) for _, share in members]
+        return replace(both, assigned=torch.cat(assigned), shares=torch.cat(shares))
+
+    def _without_padding(self) -> Reduction:
+        """Of one image: the same without the output tokens that are padding."""
+        if self.counts is None:
+            return self
+        k = int(self.counts)
+        of_outputs = {name: getattr(self, name) for name in ("index", "weight", "sizes", "gate", "stand_in")}
+        trimmed: dict[str, Any] = {name: values[:, :k] for name, values in of_outputs.items() if values is not None}
+        return replace(self, counts=None, **trimmed)
 
     def is_real(self) -> Tensor:
         """Which output tokens are no padding, (B, K)."""

@@ -159,6 +159,16 @@ class Attention:
         v = None if self.v is None else gather_tokens(self.v, rows)
         return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls, row, v=v, cap=self.cap)
 
+    def select_images(self, index: Tensor, n: int) -> Attention:
+        """The same entries for the first n patches of these images (G,) of the batch, in a tower. The others are padding."""
+        end = self.prefix + n
+        q, k = self.q[index, :, :end], self.k[index, :, :end]
+        bias = None if self.bias is None else self.bias[index, ..., :end]
+        lse = None if self.lse is None else self.lse[index, :, :end]
+        row = None if self.row is None else self.row[index, :n]
+        v = None if self.v is None else self.v[index, :, :end]
+        return Attention(q, k, self.prefix, self.scale, bias, lse, self.has_cls, row, v=v, cap=self.cap)
+
     @full_precision
     def _logits(self, q: Tensor, k: Tensor, columns: Tensor | None = None) -> Tensor:
         logits = cap_logits((q.float() * self.scale) @ k.float().transpose(-1, -2), self.cap)

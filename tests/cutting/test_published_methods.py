@@ -87,6 +87,14 @@ def test_in_a_language_model(name: str) -> None:
     torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-4)
 
 
+def test_flowcut_counts_the_blocks_that_a_llava_does_not_run() -> None:
+    """Of 4 blocks it runs 3; the authors' count (left = 4 - 2 - i - 1) ends behind the second, and leaves out the first."""
+    model = vlm_models.llava(layer=-2)
+    with torch.no_grad(), tokensieve.apply(model, "flowcut:9") as handle:
+        model(**vlm_models.prompts())
+        assert [(row.layer, row.tokens_out) for row in handle.ledger] == [("1", 36), ("2", 9), ("3", 9)]
+
+
 @pytest.mark.parametrize("name", IN_TOWER)
 def test_in_16_bits_and_without_cls(name: str) -> None:
     torch.manual_seed(0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from tests.support import vlm_models
@@ -84,6 +85,56 @@ def test_a_ragged_batch_in_a_language_model_is_as_prompt_by_prompt(where: str) -
         together = model(**batch).logits[:, -1]
         alone = [model(**single(batch, row, row, row + 1)).logits[:, -1] for row in range(2)]
     torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-4)
+
+
+RAGGED = (
+    "ats@2,4,6.attn:50%",
+    "ats@2,4,6.attn:-20",
+    "pixelprune@0 + ats@4.attn:50%",
+    "pact@2(norm=1.0) + prumerge@6:30%",
+    "pact@2 + prumerge_plus@6:9",
+    "ats@2:100(rest=merge) + pact@4:50%(norm=1.0)",
+    "ats@2:100 + flowcut:25%",
+)
+
+
+@pytest.mark.parametrize("plan", RAGGED)
+def test_budgets_and_choices_behind_ragged_tokens_are_those_of_each_image(plan: str) -> None:
+    torch.manual_seed(0)
+    model: Any = VisionTransformer(img_size=56, patch_size=4, embed_dim=48, depth=8, num_heads=4, num_classes=10)
+    model = model.double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.15)
+    images = torch.randn(4, 3, 56, 56, dtype=torch.float64)
+    images[1] *= 0.1
+    images[2, :, :28] = 0
+    images[3] = nn.functional.interpolate(torch.randn(1, 3, 4, 4, dtype=torch.float64), 56)[0]
+    with torch.no_grad(), Handle(model, Plan.parse(plan)) as handle:
+        together, in_batch = model(images), _counts(handle)
+        alone, by_image = [], []
+        for image in images:
+            alone.append(model(image[None]))
+            by_image.append(_counts(handle))
+    assert in_batch == [[k for (k,) in of_cut] for of_cut in zip(*by_image, strict=True)]
+    assert any(len({*counts}) > 1 for counts in in_batch)  # or the test shows nothing
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
+
+
+def _counts(handle: Handle) -> list[list[int]]:
+    """The tokens that each image has behind each cut."""
+    stages: list[Reduction] = [reduction for _, reduction in handle.stages]
+    return [[each.k] * len(each.index) if each.counts is None else each.counts.tolist() for each in stages]
+
+
+@pytest.mark.parametrize("plan", ["ats@1:20/tile + pact@2:30", "ats@1:20/tile + ats@2:50%", "ats@1:60"])
+def test_a_budget_that_ragged_tiles_share_counts_their_own_tokens(plan: str) -> None:
+    model, batch = vlm_models.relative("llava_next")
+    model, batch = vlm_models.in_float64(model, batch)
+    with torch.no_grad(), Handle(model, Plan.parse(plan)) as handle:
+        together = model(**vlm_models.rows_of(batch, [[0], [1]], (4, 4))).logits[:, -1]
+        alone = [model(**vlm_models.rows_of(batch, [[row]], (4,))).logits[:, -1] for row in range(2)]
+        assert handle.ledger
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-5)
 
 
 def test_only_adaptive_methods_follow_an_adaptive_one_in_a_tower() -> None:
@@ -207,6 +258,33 @@ def test_the_text_comes_from_the_caller() -> None:
         with handle.call(context={"text": torch.randn(2, 12)}), pytest.raises(UserError, match="space of the text"):
             model.encode_image(images)
     assert seen[0].text is not None and seen[0].text.shape == (2, 1, 16)
+
+
+@pytest.mark.parametrize("name", ["trim", "mmtok", "laps", "cdpruner"])
+def test_a_model_without_a_text_tower_takes_the_text_of_the_caller(name: str) -> None:
+    """So plans with these methods are no error before the first call, which says what is missing."""
+    torch.manual_seed(0)
+    model: Any = timm_model().eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad(), Handle(model, Plan.parse(f"{name}@2:5")) as handle:
+        with pytest.raises(UserError, match="needs the text of each image; give its embeddings"):
+            model(images)
+        width = open_tower(model).project(torch.zeros(1, 1, model.embed_dim)).shape[-1]
+        with handle.call(context={"text": torch.randn(2, width)}):
+            assert model(images).isfinite().all()
+        assert handle.ledger[0].tokens_out in (5, 6)
+
+
+def test_ats_samples_eight_tokens_with_cls_at_least() -> None:
+    torch.manual_seed(0)
+    model: Any = timm_model().eval()
+    few, least = Handle(model, Plan.parse("ats@2.attn:3")), Handle(model, Plan.parse("ats@2.attn:7"))
+    assert ["ats cannot keep fewer than 7" in note for note in few.notes] == [True] and not least.notes
+    images, outputs = torch.randn(2, 3, 32, 32), []
+    for handle in (few, least):
+        with torch.no_grad(), handle:
+            outputs.append(model(images))
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("attention", ["layer", "previous"])

@@ -1,5 +1,6 @@
 """Every registered method passes the conformance checks; the checks themselves find what they are for."""
 
+import inspect
 import re
 from typing import Literal
 
@@ -35,6 +36,16 @@ def test_trained_methods_name_the_command_that_trains_them():
 def test_papers_are_citations_or_nothing():
     for m in list_methods():
         assert not m.paper or re.search(r"[A-Z]\w+.*, (19|20)\d\d", m.paper)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, each in REGISTRY.items() if each.paper and each.name != "sdtps"))
+def test_the_text_of_a_published_method_names_paper_place_and_licence(name):
+    """sdtps is an adaptation to other inputs; its paper's code is not what it follows."""
+    text = inspect.getmodule(REGISTRY[name].decide).__doc__
+    for number in re.findall(r"arXiv:\d+\.\d+", REGISTRY[name].paper):
+        assert number in text
+    assert re.search(r"\bPlaces?\b|`\w+@|before layers", text), f"{name}: where do the authors put it?"
+    assert re.search(r"licence|Apache-2\.0|\bMIT\b|CC-BY", text), f"{name}: what is the licence of the released code?"
 
 
 def test_a_new_method_is_one_function():

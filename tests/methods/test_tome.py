@@ -107,6 +107,15 @@ def test_the_plan_of_the_paper(tiny_clip: object) -> None:
     assert handle.ledger[0] == Row("1.attn", n, n - 8)
 
 
+@pytest.mark.parametrize("schedule", ["4/2", "4/2/0/0"])
+@pytest.mark.filterwarnings("ignore::tokensieve.errors.PlanWarning")  # where nothing is merged
+def test_behind_the_end_of_a_schedule_nothing_is_merged(schedule: str) -> None:
+    model = timm.create_model("deit_tiny_patch16_224", img_size=64, depth=4, embed_dim=32, num_heads=2).eval()
+    with torch.no_grad(), tokensieve.apply(model, f"tome(schedule={schedule})") as handle:
+        model(torch.randn(1, 3, 64, 64))
+    assert [row.tokens_out for row in handle.ledger] == [12, 10, 10, 10]
+
+
 def test_at_most_half_is_merged_and_a_note_says_so(tiny_clip: object) -> None:
     model, _, _ = tiny_clip.make()  # type: ignore[attr-defined]
     images = torch.randn(2, 3, 48, 32, generator=torch.Generator().manual_seed(0))

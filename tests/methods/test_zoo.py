@@ -92,11 +92,13 @@ def pairs_of_tome(metric: Array, r: int) -> list[tuple[int, int]]:
 
 
 @clustered
-def test_tofu(clustered: bool) -> None:
+@pytest.mark.parametrize("rescale", ["receiver", "mean"])
+def test_tofu(clustered: bool, rescale: str) -> None:
+    sizes = torch.randint(1, 6, (2, N), generator=torch.Generator().manual_seed(3)).float()
     for layer in (3, 11):
-        view = a_view(clustered, layer=layer)
+        view = a_view(clustered, layer=layer, sizes=sizes)
         assert view.attention is not None
-        reduction = decide("tofu", view, N - 10)
+        reduction = decide("tofu", view, N - 10, **({} if rescale == "receiver" else {"rescale": rescale}))
         for b in range(2):
             x, keys = view.tokens[b].double().numpy(), view.attention.keys()[b].double().numpy()
             pairs = pairs_of_tome(keys, 10)
@@ -105,8 +107,10 @@ def test_tofu(clustered: bool) -> None:
                 for goal in {j for _, j in pairs}:
                     group = [goal, *(i for i, j in pairs if j == goal)]
                     mean = x[group].mean(0)
+                    divisor = np.linalg.norm(x[goal] if rescale == "receiver" else mean)
                     del golden[frozenset({goal})]
-                    golden[frozenset(group)] = mean / np.linalg.norm(mean) * max(np.linalg.norm(x[i]) for i in group)
+                    golden[frozenset(group)] = mean / divisor * max(np.linalg.norm(x[i]) for i in group)
+                assert reduction.sizes is not None and reduction.sizes[b].sum() == sizes[b].sum()
             check_outputs(reduction, view, b, golden)
 
 
@@ -144,44 +148,36 @@ def test_diffrate(clustered: bool) -> None:
 
 
 @clustered
-def test_mctf(clustered: bool) -> None:
+@pytest.mark.parametrize("r", [11, 24])
+@pytest.mark.parametrize("sized", [False, True])
+def test_mctf(clustered: bool, r: int, sized: bool) -> None:
     view = a_view(clustered)
-    reduction = decide("mctf", view, N - 11)
+    if sized:
+        drawn = torch.Generator().manual_seed(3)
+        view = replace(view, sizes=torch.randint(1, 6, (2, N), generator=drawn).float())
+    reduction = decide("mctf", view, N - r)
+    chains = 0
     for b in range(2):
-        x = view.tokens[b].double().numpy()
-        attention = attention_of(view, b).mean(0)  # with CLS
-        items = [([i], x[i], attention[:, 1 + i].mean(), 1.0) for i in range(N)]  # members, token, attention, size
-        in_a = [i % 2 == 1 for i in range(N)]
-        for r, senders in ((5, True), (6, False)):
-            u = np.array([1 / item[2] for item in items])
-            v = np.array([1 / item[3] for item in items])
-            factor = (u / u.max()) ** (1 / 20) * (v / v.max()) ** (1 / 40)
-            m = unit(np.stack([item[1] for item in items]))
-            score = (m @ m.T + 1) / 2 * factor[:, None] * factor
-            send = [i for i, a in enumerate(in_a) if a == senders]
-            receive = [i for i, a in enumerate(in_a) if a != senders]
-            best = {i: max(receive, key=lambda j: score[i, j]) for i in send}
-            gone = sorted(send, key=lambda i: -score[i, best[i]])[:r]
-            new_items, new_a = [], []
-            for i, item in enumerate(items):
-                if i in gone:
-                    continue
-                group = [item, *(items[j] for j in gone if best[j] == i)]
-                weights = [g[2] * g[3] for g in group]
-                token = sum(w * g[1] for w, g in zip(weights, group, strict=True)) / sum(weights)
-                members = [n for g in group for n in g[0]]
-                new_items.append((members, token, weights, sum(g[3] for g in group)))
-                new_a.append(in_a[i])
-            rows = [attention[0]]  # of CLS
-            for members, _, weights, _ in new_items:
-                each = [attention[1 + n] for n in members]  # weights are of the members: each was one token before
-                rows.append(sum(w * row for w, row in zip(weights, each, strict=True)) / sum(weights) if senders else each[0])
-            items = [
-                (members, token, np.mean([sum(row[1 + n] for n in members) for row in rows]), size)
-                for members, token, _, size in new_items
-            ]
-            in_a = new_a
-        check_outputs(reduction, view, b, {frozenset(members): token for members, token, _, _ in items})
+        x, sizes = view.tokens[b].double().numpy(), view.sizes_or_ones()[b].double().numpy()
+        received = attention_of(view, b).mean((0, 1))[1:]
+        u, v = 1 / received, 1 / sizes
+        factor = (u / u.max()) ** (1 / 20) * (v / v.max()) ** (1 / 40)
+        score = (unit(x) @ unit(x).T + 1) / 2 * factor[:, None] * factor
+        in_a, in_b = list(range(1, N, 2)), list(range(0, N, 2))  # CLS is in A, so the first patch is in B
+        parent: dict[int, int] = {}
+        for senders, receivers, edges in ((in_a, in_b, r // 2), (in_b, in_a, r - r // 2)):
+            there = [j for j in receivers if j not in parent]
+            best = {i: max(there, key=lambda j: score[i, j]) for i in senders}
+            parent |= {i: best[i] for i in sorted(senders, key=lambda i: -score[i, best[i]])[:edges]}
+        roots = [parent.get(parent.get(i, i), parent.get(i, i)) for i in range(N)]
+        chains += sum(i in parent and parent[i] in parent for i in range(N))
+        groups = [[i for i in range(N) if roots[i] == root] for root in sorted(set(roots))]
+        weight = received * sizes
+        golden = {frozenset(group): weight[group] @ x[group] / weight[group].sum() for group in groups}
+        check_outputs(reduction, view, b, golden)
+        assert reduction.sizes is not None
+        assert reduction.sizes[b].tolist() == [sizes[group].sum() for group in groups]
+    assert chains  # tokens of A that join one of B, which joins another one of A
 
 
 @clustered
@@ -246,8 +242,8 @@ def test_flowcut(clustered: bool) -> None:
         heads = attention_of(view, b)
         a = heads.mean(0)[0, 1:]
         v = view.attention.v[b].double().numpy()
-        flow = np.exp((v[:, :1] * v[:, 1:]).sum(-1))
-        flow = (flow / flow.sum(-1, keepdims=True)).mean(0)
+        flow = np.exp((v[:, :1] * v).sum(-1))  # CLS is one of the tokens
+        flow = (flow / flow.sum(-1, keepdims=True)).mean(0)[1:]
         score = (a / a.sum() + flow / flow.sum()) * np.abs(v[:, 1:].mean(0)).sum(-1)
         p = a / a.sum()
         entropy = -(p * np.log(p)).sum()
@@ -259,17 +255,23 @@ def test_flowcut(clustered: bool) -> None:
     last = decide("flowcut", replace(view, layer=depth - 2, carried=reduction.carry), keep)  # left = 0: all the way
     assert last.counts is not None and last.counts.tolist() == [keep, keep]
     assert decide("flowcut", replace(view, layer=5), keep).k == N  # left is odd
+    in_llava = replace(view, layer=5, full_depth=depth + 1)  # one block more than the model runs
+    assert decide("flowcut", in_llava, keep).counts.tolist() == reduction.counts.tolist()  # type: ignore[union-attr]
 
 
 @clustered
-@pytest.mark.parametrize(("keep", "important"), [(13, 0.0), (20, 0.5)])
+@pytest.mark.parametrize(("keep", "important"), [(13, 0.0), (20, 0.3), (64, 0.0), (65, 0.0)])
 def test_vispruner(clustered: bool, keep: int, important: float) -> None:
     view = a_view(clustered)
+    if keep >= N:
+        q, k = (torch.randn(2, H, 2 * N + 1, D // H, generator=torch.Generator().manual_seed(seed)) for seed in (6, 7))
+        tokens = torch.cat([view.tokens, a_view(clustered, seed=1).tokens], dim=1)
+        view = make_view(tokens=tokens, prefix=view.prefix, grid=None, q=q, k=k)
     reduction = decide("vispruner", view, keep, important=important)
     for b in range(2):
         a, m = attention_of(view, b).mean(0)[0, 1:], unit(view.tokens[b].double().numpy())
-        order = sorted(range(N), key=lambda i: -a[i])
-        count = int((important or 0.75) * keep)
+        order = sorted(range(len(a)), key=lambda i: -a[i])
+        count = int((important or (0.75 if keep == 64 else 0.5)) * keep)
         rest = order[count:]
         while len(rest) > keep - count:
             first, second = rest[::2], rest[1::2]
@@ -277,6 +279,30 @@ def test_vispruner(clustered: bool, keep: int, important: float) -> None:
             falling = sorted(first, key=lambda i: -similar[i])
             rest = falling[min(8, len(rest) - (keep - count)) :] + second
         assert reduction.index[b].tolist() == sorted(order[:count] + rest)
+
+
+@clustered
+def test_prumerge_plus_with_a_fixed_number(clustered: bool) -> None:
+    view = a_view(clustered)
+    assert view.attention is not None
+    whole, few = decide("prumerge_plus", view, N, adaptive=False), decide("prumerge_plus", view, 8, adaptive=False)
+    for b in range(2):
+        x = view.tokens[b].double().numpy()
+        q, k = (x[b].double().numpy().transpose(1, 0, 2).reshape(N + 1, D) for x in (view.attention.q, view.attention.k))
+        a = np.exp(q[0] @ k.T / math.sqrt(D))
+        a = (a / a.sum())[1:]
+        best = sorted(range(N), key=lambda i: -a[i])[: N // 8]
+        spread = [i for i in range(4, N - 1, 8) if i not in best]
+        near = unit(k[1:]) @ unit(k[1:]).T - 3 * np.eye(N)
+        for reduction, kept in ((whole, [*best, *spread]), (few, [*best, *spread[:2]])):
+            outputs = []
+            for i in sorted(kept):
+                others = sorted(range(N), key=lambda j: -near[i, j])[:32]
+                outputs.append(x[i] + a[others] @ x[others])
+            left = [i for i in range(N) if i not in kept]
+            outputs.append(a[left] @ x[left])
+            assert reduction.counts is not None and int(reduction.counts[b]) == len(kept) + 1
+            np.testing.assert_allclose(reduction.apply(view.tokens)[b, : len(kept) + 1].numpy(), outputs, atol=1e-4)
 
 
 @clustered

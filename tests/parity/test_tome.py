@@ -47,7 +47,9 @@ def check(view: View, reduction: Reduction, arrays: Arrays, name: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("r", "name", "sized"), [(24, "r24", False), (60, "r60_sized", True)])
+@pytest.mark.parametrize(
+    ("r", "name", "sized"), [(24, "r24", False), (24, "r24_sized", True), (60, "r60", False), (60, "r60_sized", True)]
+)
 def test_one_cut(cut: Arrays, case: str, r: int, name: str, sized: bool) -> None:
     view = make_view(cut, case, prefix=1, sized=sized)
     reduction = tome(view, view.n - r)

@@ -15,6 +15,8 @@ from tests.parity.golden import CASES, Arrays, assert_golden, assert_same_partit
 from tokensieve import View
 from tokensieve.core import Reduction
 from tokensieve.methods import get_method
+from tokensieve.methods.outliers import above_quartiles
+from tokensieve.models.registry import open_tower
 from tokensieve.testing import make_view
 
 pytestmark = pytest.mark.parametrize("case", CASES)
@@ -53,6 +55,13 @@ def test_evit(case: str) -> None:
         for b in range(2):
             assert_same_set(out[b], wanted[b])
         assert torch.equal(kept, arrays[f"{case}_out_kept"].sort(1).values)
+    with torch.no_grad():
+        behind, attention = open_tower(model).blocks[0].attend(x)
+        assert_golden(attention.cls_row(), arrays[f"{case}_out_cls_attention"])
+        view = View(tokens=behind[:, 1:], prefix=behind[:, :1], grid=(14, 14), attention=attention)
+        fused = decide("evit", view, 138).apply(behind, prefix=1)
+    for b in range(2):
+        assert_same_set(fused[b], arrays[f"{case}_out_fused_cut_tokens"][b])
 
 
 def assert_same_set(tokens: Tensor, golden: Tensor) -> None:
@@ -70,6 +79,9 @@ def test_dpcknn(case: str, k: int) -> None:
     assert torch.equal(reduction.index, arrays[f"{case}_out_k{k}_centre"])
     assert torch.equal(reduction.groups, arrays[f"{case}_out_k{k}_label"])
     assert_golden(reduction.apply(x), arrays[f"{case}_out_k{k}_tokens"])
+    weights = arrays[f"{case}_in_logw"][..., 0].exp()  # of learned scores, which the authors have in trained models
+    weighted = Reduction.merge(reduction.groups, reduction.index, weights)
+    assert_golden(weighted.apply(x), arrays[f"{case}_out_k{k}_weighted_tokens"])
 
 
 @pytest.mark.parametrize("linkage", ["single", "complete", "average"])
@@ -77,9 +89,14 @@ def test_dpcknn(case: str, k: int) -> None:
 def test_atc(case: str, linkage: str, clusters: int) -> None:
     arrays = read("atc")
     name = f"{case}_out_{linkage}{clusters}"
-    view = tower_view(arrays, case, sized=False)
+    view = tower_view(arrays, case, sized=True)
     reduction = decide("atc", view, clusters, linkage=linkage)
-    assert_same_partition(reduction.groups, arrays[f"{name}_group"][:, 1:])
+    groups = arrays[f"{name}_group"][:, 1:]
+    assert_same_partition(reduction.groups, groups)
+    assert reduction.sizes is not None
+    assert torch.equal(reduction.sizes.gather(1, reduction.groups), arrays[f"{name}_sizes"].gather(1, groups))
+    if (golden := arrays.get(f"{name}_tokens")) is not None:
+        assert_golden(_of_each(reduction.apply(view.tokens), reduction.groups), _of_each(golden, groups))
 
 
 @pytest.mark.parametrize(("name", "number"), [("bsm", 0), ("pitome", 1), ("pitome70", 2)])
@@ -113,6 +130,7 @@ def test_visionzip(case: str, dominant: int, contextual: int) -> None:
     assert torch.equal(reduction.index[:, : dominant - 1], patches)
     outputs = torch.cat([view.prefix, reduction.apply(view.tokens)], dim=1)
     assert_golden(outputs, arrays[f"{name}_tokens"])
+    assert_golden(reduction.as_weight()[:, dominant - 1 :], arrays[f"{name}_context_weight"][..., 1:])
     if (dominant, contextual) == (54, 10):
         assert torch.equal(decide("visionzip", view, 64).index, reduction.index)
 
@@ -120,10 +138,14 @@ def test_visionzip(case: str, dominant: int, contextual: int) -> None:
 @pytest.mark.parametrize(("tokens", "alpha"), [(64, 1), (32, 1), (32, 2)])
 def test_scope(case: str, tokens: int, alpha: int) -> None:
     arrays = read("scope")
-    reduction = decide("scope", output_view(arrays, case), tokens, alpha=float(alpha))
+    view = output_view(arrays, case)
+    reduction = decide("scope", view, tokens, alpha=float(alpha))
     assert reduction.scores is not None
     assert_golden(reduction.scores, arrays[f"{case}_out_score"])
     assert torch.equal(reduction.index, arrays[f"{case}_out_t{tokens}a{alpha}_kept"])
+    picked = arrays[f"{case}_out_t{tokens}a{alpha}_picked_in_order"]
+    for count in range(1, tokens):  # greedy: what is chosen of fewer tokens are the first of them
+        assert torch.equal(decide("scope", view, count, alpha=float(alpha)).index, picked[:, :count].sort(1).values)
 
 
 @pytest.mark.parametrize(("tokens", "alpha"), [(64, 0.1), (192, 0.1), (128, 0.5)])
@@ -139,6 +161,8 @@ def test_hiprune(case: str, tokens: int, alpha: float) -> None:
     )
     assert_golden(view.earlier[9].received(), arrays[f"{case}_out_object_score"])
     reduction = decide("hiprune", view, tokens, alpha=alpha)
+    assert reduction.scores is not None
+    assert_golden(reduction.scores, arrays[f"{case}_out_deep_score"])
     assert torch.equal(reduction.index, arrays[f"{case}_out_t{tokens}a{round(100 * alpha)}_kept"])
 
 
@@ -146,8 +170,15 @@ def test_prumerge(case: str) -> None:
     arrays = read("prumerge")
     x, q, k = (arrays[f"{case}_in_{name}"] for name in ("x", "q", "k"))
     view = make_view(tokens=x[:, 1:], prefix=x[:, :1], q=q[:, None], k=k[:, None], grid=(24, 24))
+    adaptive, attention = decide("prumerge", view, 576), arrays[f"{case}_out_cls_attention"]
+    assert adaptive.scores is not None and adaptive.counts is not None
+    assert_golden(adaptive.scores, attention)
+    for b in range(2):
+        ratio = arrays[f"{case}_out_b{b}_ratio"]
+        assert_golden(above_quartiles(adaptive.scores[b : b + 1]).float().mean(), ratio)
+        assert int(adaptive.counts[b]) == round(576 * float(ratio)) + 1
     for name, reduction in (
-        ("prumerge_tokens", decide("prumerge", view, 576)),
+        ("prumerge_tokens", adaptive),
         ("plus_tokens", decide("prumerge_plus", view, 576)),
         ("prumerge_fixed16th_tokens", decide("prumerge", view, 36, adaptive=False)),
     ):
@@ -161,8 +192,11 @@ def test_prumerge(case: str) -> None:
 @pytest.mark.parametrize(("ratio", "keep"), [("r98", 25), ("r250", 64)])
 def test_divprune(case: str, ratio: str, keep: int) -> None:
     arrays = read("divprune")
-    reduction = decide("divprune", make_view(tokens=arrays[f"{case}_in_x"], grid=None), keep)
-    assert torch.equal(reduction.index, arrays[f"{case}_out_{ratio}_kept"])
+    view = make_view(tokens=arrays[f"{case}_in_x"], grid=None)
+    assert torch.equal(decide("divprune", view, keep).index, arrays[f"{case}_out_{ratio}_kept"])
+    picked = arrays[f"{case}_out_{ratio}_picked_in_order"]
+    for count in range(1, keep):  # greedy: what is chosen of fewer tokens are the first of them
+        assert torch.equal(decide("divprune", view, count).index, picked[:, :count].sort(1).values)
 
 
 @pytest.mark.parametrize("tokens", [64, 25])
@@ -184,6 +218,9 @@ def test_fastv(case: str, ratio: str, keep: int) -> None:
     assert reduction.scores is not None
     assert_golden(reduction.scores, arrays[f"{case}_out_score"])
     assert torch.equal(reduction.index, arrays[f"{case}_out_{ratio}_kept_visual"])
+    words = torch.tensor([*range(7), *range(263, 276)]).expand(2, -1)
+    positions = torch.cat([words, reduction.index + 7], dim=1).sort(1).values  # tokens keep theirs
+    assert torch.equal(positions, arrays[f"{case}_out_{ratio}_kept_positions"])
 
 
 @pytest.mark.parametrize(("ratio", "keep"), [("keep50", 128), ("keep25", 64)])
@@ -197,7 +234,12 @@ def test_pyramiddrop(case: str, ratio: str, keep: int) -> None:
         view = make_view(
             tokens=hidden[b : b + 1, 7:263], q=q[b : b + 1, :, :end], k=k[b : b + 1, :, :end], span=(7, 263), grid=(16, 16)
         )
-        assert torch.equal(decide("pyramiddrop", view, keep).index[0], arrays[f"{case}_out_{ratio}_kept_visual"][b])
+        index = decide("pyramiddrop", view, keep).index[0]
+        assert torch.equal(index, arrays[f"{case}_out_{ratio}_kept_visual"][b])
+        real = arrays[f"{case}_out_{ratio}_mask"][b].bool()
+        assert int(real.sum()) == end - 256 + len(index)
+        # the authors number what is left anew, which is none of our numbers: tokens keep theirs here
+        assert torch.equal(arrays[f"{case}_out_{ratio}_positions"][b][real], torch.arange(int(real.sum())))
 
 
 def _rotate(x: Tensor) -> Tensor:

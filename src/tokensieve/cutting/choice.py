@@ -104,7 +104,7 @@ class Chooser:
         keep = cut.count(n, first)
         if keep < 1:
             raise UserError(f"{cut.step} at layer {cut.name} leaves no token of {n}")
-        if (note := count_note(cut, n, first)) is not None:
+        if not cut.step.method.adaptive and (note := count_note(cut, n, first)) is not None:
             self.notes.warn(note)  # for images smaller than the configured size
         return keep
 

@@ -389,19 +389,19 @@ class DecoderCuts:
         own: Tensor = self.vlm.inner.get_input_embeddings()(torch.tensor(token, device=embeds.device))
         return (embeds == own).all(-1)
 
-    def share(self, cut: Cut, call: Call, rows: int, n: int) -> list[int]:
-        """The tokens that each row of the tower's batch, of n tokens each, keeps of a budget that they share."""
-        layouts = call.decoder.layouts
-        of_images = [layout.rows for layout in layouts] or [1] * rows
+    def share(self, cut: Cut, call: Call, counts: Sequence[int]) -> list[int]:
+        """The tokens that each row of the tower's batch, with so many tokens, keeps of a budget that they share."""
+        layouts, left = call.decoder.layouts, iter(counts)
+        of_images = [[next(left) for _ in range(layout.rows)] for layout in layouts] or [[count] for count in counts]
         prompts: list[int] = []
         if cut.budget.scope == "prompt":
             assert self.tower is not None
             h, w = self.tower.tower.grid if self.tower.resized is None else self.tower.resized.full_grid
-            prompts = self.prompts_of(call, [layout.total for layout in layouts] or [h * w] * rows)
+            prompts = self.prompts_of(call, [layout.total for layout in layouts] or [h * w] * len(counts))
         assert call.tower is not None
-        counts, firsts = ([each * count for count in of_images] for each in (n, call.tower.first))
-        budgets = image_budgets(cut, self.chooser, counts, firsts, prompts)
-        return [share for total, count in zip(budgets, of_images, strict=True) for share in allot(total, [n] * count)]
+        firsts = [call.tower.first * len(own) for own in of_images]
+        budgets = image_budgets(cut, self.chooser, [sum(own) for own in of_images], firsts, prompts)
+        return [share for total, own in zip(budgets, of_images, strict=True) for share in allot(total, own)]
 
     def prompts_of(self, call: Call, lengths: Sequence[int], medium: str = IMAGE) -> list[int]:
         """The prompt that each image is in. lengths: the number of placeholders of each image, or video."""

@@ -149,9 +149,9 @@ class Handle:
     def _question(self, call: Any, lengths: Sequence[int]) -> Any:
         return None if self._decoder is None else self._decoder.question_about(call, lengths)
 
-    def _share(self, cut: Cut, call: Any, rows: int, n: int) -> list[int]:
+    def _share(self, cut: Cut, call: Any, counts: Sequence[int]) -> list[int]:
         assert self._decoder is not None  # place_plan
-        return self._decoder.share(cut, call, rows, n)
+        return self._decoder.share(cut, call, counts)
 
     def __repr__(self) -> str:
         """In one line: the plan, whether it is attached, and the tokens before the first and after the last cut."""

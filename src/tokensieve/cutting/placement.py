@@ -273,7 +273,7 @@ def leave_feature(cuts: Sequence[Cut], tower: Tower) -> bool:
 def count_note(cut: Cut, n: int, first: int | None = None) -> str | None:
     """The note for a cut that keeps all of n tokens, or more than its budget. first: tokens before any cut; None: n."""
     keep, budget = cut.count(n, first), cut.budget
-    if cut.step.method.adaptive or (cut.wanted(n, first) == keep and (keep < n or cut.is_allotted)):
+    if cut.wanted(n, first) == keep and (keep < n or cut.is_allotted or cut.step.method.adaptive):
         return None
     requested = f"{budget.amount} tokens are to be kept" if budget.kind == "keep" else f"the budget is :{budget}"
     arriving = f"{cut.step}: at layer {cut.name} {n} patch tokens arrive and {requested}"

@@ -14,6 +14,7 @@ from tokensieve.core import Question, Reduction, View
 from tokensieve.cutting.choice import Chooser
 from tokensieve.cutting.passes import BETWEEN_TILES, Call, Calls, Pass, Row, TileCounts, check_sample_count, row_of_images
 from tokensieve.cutting.placement import Cut, ResizedTower
+from tokensieve.cutting.rows import RowCut, choose_by_rows
 from tokensieve.errors import UserError
 from tokensieve.models.image_grid import IMAGE
 from tokensieve.models.patching import check_attention, check_own, is_patched, replace, run_stock
@@ -24,8 +25,8 @@ LOST = "Somebody has set the forward of a module since the plan was attached; re
 
 # call, patches of each image -> the question of each image; None: there is no question
 FindQuestion = Callable[[Call, Sequence[int]], Question | None]
-# cut, call, rows of the batch, tokens of each -> the tokens that each row keeps of a budget that they share
-ShareBudget = Callable[[Cut, Call, int, int], list[int]]
+# cut, call, tokens of each row of the batch -> the tokens that each row keeps of a budget that they share
+ShareBudget = Callable[[Cut, Call, Sequence[int]], list[int]]
 
 
 class TowerCuts:
@@ -254,9 +255,8 @@ class TowerCuts:
         at_head = self._is_at_head(cut)
         step, p = cut.step, 1 if at_head else self.tower.prefix
         n = x.shape[1] - p
-        cuts = [cut.with_allotted(keep) for keep in self.share(cut, call, len(x), n)] if cut.is_shared else [cut]
-        keeps = [self.chooser.tokens_to_keep(own, n, state.first) for own in cuts]
-        if not any(own.acts(n, state.first) for own in cuts):
+        rows = self._row_cuts(cut, x.shape[0], n, call, state)
+        if not any(row.cut.acts(row.n, state.first) for row in rows):
             self._record(cut, x.shape[0], n, None, call, state)
             return x
         prefix, tokens = x[:, :p], x[:, p:]
@@ -281,15 +281,16 @@ class TowerCuts:
                 has_cls=at_head or self.tower.has_cls,
                 layer=cut.layer,
                 depth=self.tower.depth,
+                full_depth=self.tower.full_depth,
                 earlier={} if step.method.layers is None else state.earlier_attention(),
                 pixels=self._pixels(cut, call, n),
                 before=None if state.before is None else state.before[:, p:],
                 text=text,
                 image_embeds=image_embeds,
                 carried=state.carried.get(str(step)),
-                share=cuts[0].share,
+                share=rows[0].cut.share,
             )
-            reduction = self._choose(cuts, keeps, view)
+            reduction = self._choose(rows, view)
             state.stages.append((cut.name, reduction))
             self._record(cut, x.shape[0], n, reduction, call, state)
             if step.rest == "zero":
@@ -307,21 +308,24 @@ class TowerCuts:
                 state.before = reduction.apply(state.before, p)
             return reduction.apply(x, p)
 
-    def _choose(self, cuts: Sequence[Cut], keeps: Sequence[int], view: View) -> Reduction:
-        """The decision of a step. Where rows keep different numbers of tokens, each has the decision for its number."""
-        chosen: dict[int, Reduction] = {}
-        for own, keep in zip(cuts, keeps, strict=True):
-            if keep not in chosen and (keep < view.n or own.step.method.adaptive):
-                chosen[keep] = self.chooser.choose(own, view, keep)
-            elif keep not in chosen:
-                every = torch.arange(view.n, device=view.tokens.device)
-                chosen[keep] = Reduction(every.expand(view.tokens.shape[0], -1), view.n)
-            if chosen[keep].soft is not None:
-                raise UserError(f"{own.step}: a soft mask works in a decoder only, at @llm.L")
-        if len(chosen) == 1:
-            return chosen[keeps[0]]
-        rows = torch.arange(len(keeps), device=view.tokens.device).split(1)
-        return Reduction.stack([chosen[keep].select_images(row) for row, keep in zip(rows, keeps, strict=True)])
+    def _row_cuts(self, cut: Cut, rows: int, n: int, call: Call, state: Pass) -> list[RowCut]:
+        """What each row of a batch of n tokens keeps, without padding; one for all rows, where they are alike."""
+        if not cut.is_shared and state.counts is None:
+            return [RowCut(cut, n, self.chooser.tokens_to_keep(cut, n, state.first))]
+        counts = [n] * rows if state.counts is None else state.counts.tolist()
+        cuts = [cut.with_allotted(keep) for keep in self.share(cut, call, counts)] if cut.is_shared else [cut] * rows
+        keeps = [self.chooser.tokens_to_keep(own, count, state.first) for own, count in zip(cuts, counts, strict=True)]
+        return [RowCut(own, count, keep) for own, count, keep in zip(cuts, counts, keeps, strict=True)]
+
+    def _choose(self, rows: Sequence[RowCut], view: View) -> Reduction:
+        """The decision of a step."""
+        if len(rows) == 1:
+            reduction = self.chooser.choose(rows[0].cut, view, rows[0].keep)
+        else:
+            reduction = choose_by_rows(self.chooser, rows, view)
+        if reduction.soft is not None:
+            raise UserError(f"{rows[0].cut.step}: a soft mask works in a decoder only, at @llm.L")
+        return reduction
 
     def _record(self, cut: Cut, rows: int, n: int, reduction: Reduction | None, call: Call, state: Pass) -> None:
         """Adds a cut of n tokens of each row to the ledger. reduction: None if everything is kept."""

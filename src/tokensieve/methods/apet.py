@@ -1,6 +1,7 @@
 """ApET: the tokens that a few others approximate worst are kept; no attention is needed.
 
-"ApET: Approximation-Error Guided Token Compression", CVPR 2026. Written from its rule; the released code is MIT.
+"ApET: Approximation-Error Guided Token Compression", CVPR 2026, arXiv:2602.19870. Written from its rule; the released code is
+MIT.
 
     basis = k tokens by farthest-point sampling          Euclid, the first is the token farthest from the mean
     x^_i = the ridge regression of token i on the basis  (B B^T + 1e-5 I)^-1
@@ -30,7 +31,7 @@ NO_CLIP = float("inf")
 
 @method(
     summary="tokens that a few basis tokens approximate worst, and the basis; the rest merged into the former",
-    paper='"ApET: Approximation-Error Guided Token Compression", CVPR, 2026',
+    paper='"ApET: Approximation-Error Guided Token Compression", CVPR, 2026, arXiv:2602.19870',
     selects=False,
     budget=lambda options: "25%",
     where="out",

@@ -1,17 +1,17 @@
 """DART: tokens that are least like a few pivots are kept, since duplicates matter more than importance.
 
 Wen et al., "Stop Looking for Important Tokens in Multimodal Language Models: Duplication Matters More", EMNLP 2025,
-arXiv:2502.11494. Written from the formulas.
+arXiv:2502.11494. Written from the formulas; the released code is Apache-2.0.
 
     pivots: the 4 vision tokens and the 4 words behind the image with the largest L1 norm of their keys (layer K - 1, after
     rotation, all heads together);  q = budget // 8
     for each pivot in turn: of the vision tokens that are left, the q with the lowest cosine to it; states after the final norm
     kept: the vision pivots and all picks
 
-Place: before layer 2 of the language model. The authors' count is about the budget + 4; here it is exactly the budget: the
-picks of all pivots together fill it, the first pivots pick one more where it is not divisible. Pivots come in the order of
-their norms (the released code: that of a Python set). Positions stay the original ones. In a tower, without words, the pivots
-are patches alone and the states are the tokens.
+Place: before layer 2 of the language model. Of a budget of B the authors keep 4 + 8 (B // 8) tokens; here it is exactly the
+budget: the picks of all pivots together fill it, the first pivots pick one more where it is not divisible. Pivots come in the
+order of their norms (the released code: that of a Python set). Positions stay the original ones. In a tower, without words, the
+pivots are patches alone and the states are the tokens.
 """
 
 from __future__ import annotations

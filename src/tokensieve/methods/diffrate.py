@@ -1,7 +1,7 @@
 """DiffRate, with given rates: the least attended tokens are dropped, the next ones merged into those that stay.
 
 Chen et al., "DiffRate: Differentiable Compression Rate for Efficient Vision Transformers", ICCV 2023, arXiv:2305.17997. Written
-from the formulas.
+from the formulas; no licence file of the released code is known to us.
 
     sort by CLS attention: the head stays, the middle is merged, the tail is dropped
     each token of the middle joins the most similar of the head (cosine of tokens, never CLS); size-weighted mean

@@ -1,6 +1,7 @@
 """EVS: of a video, the tokens that differ most from the same place one frame before are kept.
 
-Efficient Video Sampling, as in vLLM's multimodal/video_prune/evs.py (Apache-2.0). Written from its rule.
+Efficient Video Sampling, NVIDIA 2025, arXiv:2510.14624, as in vLLM's multimodal/video_prune/evs.py (Apache-2.0). Written from
+its rule.
 
     d_{t,i} = 1 - cos(x_{t,i}, x_{t-1,i})        the first frame is always kept
     the tokens with the largest d are kept       of all frames together; of equal ones the first

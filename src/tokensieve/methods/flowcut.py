@@ -1,21 +1,23 @@
 """FlowCut: the tower is pruned block by block; how much at a time follows the entropy of the attention of CLS.
 
-"FlowCut: Rethinking Redundancy via Information Flow for Efficient Vision-Language Models", NeurIPS 2025. Written from its
-rule; the released code is Apache-2.0.
+"FlowCut: Rethinking Redundancy via Information Flow for Efficient Vision-Language Models", NeurIPS 2025, arXiv:2505.19536.
+Written from its rule; the released code is Apache-2.0.
 
-    a = CLS attention, mean over heads; s = mean over heads of softmax over the patches of v_cls . v_i; v_i: the mean value
+    a = CLS attention, mean over heads; v_i: the mean value
+    s = mean over heads of softmax over all tokens, CLS too, of v_cls . v_i; then the patches alone
     score_i = (a_i / sum a + s_i / sum s) ||v_i||_1;   c <- c / 2 + score / 2 in every block, c = score in the first
     with L blocks, at block i (from 0): left = L - 2 - i - 1
     left even: prune round((N - T) / sqrt(left) (1 - (H / ln N)^2)) tokens, H the entropy of a / sum a;   left = 0: down to T
     the best by c are kept, in raster order, after the MLP of that block
 
-Place: after every block. T patches are left from the last block but two on; CLS is not counted (the authors count it). N is the
-image's own number of patches, so images differ on the way and are padded; the released code prunes as many as the image of a
-batch that loses most.
+Place: after every block. L counts all blocks of the model, also those that a LLaVA does not run. T patches are left from the
+last block but two on; CLS is not counted (the authors count it). N is the image's own number of patches, so images differ on
+the way; the released code prunes as many as the image of a batch that loses most.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +38,7 @@ def count(place: Place, options: Mapping[str, Any]) -> int:
 
 @method(
     summary="pruned block by block, by a running score of attention and values",
-    paper='"FlowCut: Rethinking Redundancy via Information Flow for Efficient Vision-Language Models", NeurIPS, 2025',
+    paper='"FlowCut: Rethinking Redundancy via Information Flow for Efficient VLMs", NeurIPS, 2025, arXiv:2505.19536',
     needs=("attention", "values"),
     adaptive=True,
     budget=lambda options: "25%",
@@ -47,32 +49,30 @@ def count(place: Place, options: Mapping[str, Any]) -> int:
 def flowcut(view: View, keep: int) -> Reduction:
     """One block: the running score, and the tokens that it leaves of each image."""
     assert view.attention is not None and view.attention.v is not None
-    sizes, p = view.sizes_or_ones(), view.attention.prefix
-    real = sizes > 0  # (B, N), the others are padding
-    attention = view.coarse().float() * real
+    attention, p = view.coarse().float(), view.attention.prefix
     share = attention / attention.sum(1, keepdim=True).clamp_min(TINY)
     values = view.attention.v.float()  # (B, H, P+N, d)
     whole = values[:, :, :1] if view.attention.has_cls and p else values[:, :, p:].mean(2, keepdim=True)
-    flow = (whole * values[:, :, p:]).sum(-1).masked_fill(~real[:, None], -torch.inf).softmax(-1).mean(1)  # (B, N)
-    score = (share + flow / flow.sum(1, keepdim=True)) * values[:, :, p:].mean(1).abs().sum(-1)
+    flow = (whole * values).sum(-1).softmax(-1).mean(1)[:, p:]  # (B, N)
+    score = (share + flow / flow.sum(1, keepdim=True).clamp_min(TINY)) * values[:, :, p:].mean(1).abs().sum(-1)
     running = score if view.carried is None else (view.carried + score) / 2
-    left = view.depth - 2 - (view.layer - 1) - 1
-    n = real.sum(1)  # (B,)
-    kept = _kept(n, keep, share, left)
-    rank = running.masked_fill(~real, -torch.inf).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    chosen = real & (rank < kept[:, None])
-    reduction = Reduction.keep_some(chosen, view.sizes, running * real)
+    left = (view.full_depth or view.depth) - 2 - (view.layer - 1) - 1
+    kept = _kept(share, keep, left)
+    rank = running.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    reduction = Reduction.keep_some(rank < kept[:, None], view.sizes, running)
     reduction.carry = running
     return reduction
 
 
-def _kept(n: Tensor, keep: int, share: Tensor, left: int) -> Tensor:
-    """How many of n (B,) tokens are left at a block; share (B, N) of the attention."""
+def _kept(share: Tensor, keep: int, left: int) -> Tensor:
+    """How many tokens of each image are left at a block, (B,); share (B, N) of the attention."""
+    n = share.shape[1]
+    everything = torch.full_like(share[:, 0], n, dtype=torch.long)
     if left < 0 or left % 2:
-        return n
+        return everything
     if left == 0:
-        return n.clamp_max(keep)
+        return everything.clamp_max(keep)
     entropy = -(share * share.clamp_min(TINY).log()).sum(1)
-    evenness = entropy / n.float().log().clamp_min(TINY)
-    pruned = ((n - keep).float() / left**0.5 * (1 - evenness**2)).round().long().clamp_min(0)
-    return torch.minimum(n, (n - pruned).clamp_min(keep))
+    evenness = entropy / max(math.log(n), TINY)
+    pruned = ((n - keep) / left**0.5 * (1 - evenness**2)).round().long().clamp_min(0)
+    return torch.maximum(everything - pruned, everything.clamp_max(keep))

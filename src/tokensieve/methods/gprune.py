@@ -1,7 +1,8 @@
 """G-Prune: information flows along a graph of similar tokens; those that gather most of it are kept.
 
 Jiang et al., "What Kind of Visual Tokens Do We Need? Training-free Visual Token Pruning for Multi-modal Large Language Models
-from the Perspective of Graph", AAAI 2025, arXiv:2501.02268. Written from the formulas.
+from the Perspective of Graph", AAAI 2025, arXiv:2501.02268. Written from the formulas; no licence file of the released code is
+known to us.
 
     edges: cos(x_i, x_j) >= 0.5, each token with itself too
     A = softmax over the edges of a row of cos / 0.03

@@ -1,7 +1,7 @@
 """HiPrune: anchors by an object layer in the middle of the tower, their neighbours, and the rest by a deep layer.
 
 "HiPrune: Training-Free Visual Token Pruning via Hierarchical Attention in Vision-Language Models", AAAI 2026, arXiv:2508.00553.
-Written from the formulas.
+Written from the formulas; no licence file of the released code is known to us.
 
     a = attention received, mean over heads and over all rows (not the CLS row)
     anchors: the round(alpha T / 5) largest a of the object layer (9 of 24, from 1); alpha = 0.1

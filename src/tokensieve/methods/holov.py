@@ -1,7 +1,7 @@
 """HoloV: tokens from all over the image; crops with much attention and varied content get more of them.
 
 Zou et al., "Don't Just Chase Highlighted Tokens in MLLMs: Revisiting Visual Holistic Context Retention", NeurIPS 2025,
-arXiv:2510.02912. Written from its rule.
+arXiv:2510.02912. Written from its rule; the released code is Apache-2.0 by its README.
 
     16 crops of neighbouring tokens in raster order; the first N mod 16 have one token more
     per token i of a crop of M: score_i = 1000 a_i + 0.09 s v_i      a: CLS attention

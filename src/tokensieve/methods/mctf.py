@@ -1,16 +1,18 @@
 """MCTF: tokens are fused by similarity, how little attention they get, and how small they are; in both directions.
 
 Lee et al., "Multi-criteria Token Fusion with One-step-ahead Attention for Efficient Vision Transformers", CVPR 2024,
-arXiv:2403.10030. Written from the formulas.
+arXiv:2403.10030. Written from the formulas; no licence file of the released code is known to us.
 
     score_ij = (cos(x_i, x_j) + 1) / 2 (u_i u_j)^(1/20) (v_i v_j)^(1/40)     u = 1 / attention received, v = 1 / size, each /
         its max
     A and B: alternate tokens. The r // 2 best edges join A to B, then r - r // 2 join B to the A that stayed
-    mean weighted by attention x size; sizes add up; of the attention, columns add up and rows are averaged alike
+    mean weighted by attention x size; sizes add up
 
 Place: between attention and MLP of every block, r = 16. Later attention adds log(size), the option `sizes`. Attention is that
-of the block; the released code takes it one step ahead. The second direction sees the tokens that the first has made. Prefix
-tokens are never merged, but count in the alternation. Of equal scores the first wins.
+of the block; the released code takes it one step ahead. Both directions read one matrix of scores, computed before anything is
+fused. So a token of A that joined one of B goes along where that one goes, and an output is one mean of all its members, by the
+attention and sizes that they came with. Prefix tokens are never merged, but count in the alternation. Of equal scores the first
+wins.
 """
 
 from __future__ import annotations
@@ -40,33 +42,33 @@ TINY = torch.finfo(torch.float32).tiny
 )
 @full_precision
 def mctf(view: View, keep: int) -> Reduction:
-    """Two matchings, one after the other."""
+    """Two matchings by one matrix of scores, fused at once."""
     assert view.attention is not None
     r, first = view.n - max(keep, min_keep(view.n)), view.attention.prefix % 2
-    rows = torch.cat([entries.mean(1) for entries in view.attention.row_blocks()], dim=1)  # (B, P+N, P+N)
-    p = view.attention.prefix
-    x, received, sizes = view.tokens.float(), rows[:, :, p:].mean(1), view.sizes_or_ones()
-    in_a = (torch.arange(view.n, device=x.device) % 2 == first).expand(x.shape[0], -1)
-    one, in_a = _fuse(x, received, sizes, in_a, r // 2)
-    assert one.sizes is not None
-    columns = one.apply(rows, p)[:, :, p:].mean(1)  # (B, N), from rows that are averaged
-    total = torch.zeros_like(columns[:, : one.k]).scatter_add(1, one.groups, columns)
-    two, _ = _fuse(one.apply(x), total, one.sizes, ~in_a, r - r // 2)
-    return replace(one.then(two), sizes=two.sizes)
+    received, sizes = view.attention.received().clamp_min(TINY), view.sizes_or_ones()
+    score = _scores(view.tokens.float(), received, sizes)
+    position = torch.arange(view.n, device=score.device).expand(len(score), -1)
+    in_a = position % 2 == first
+    one = _parents(score, in_a, ~in_a, r // 2)
+    two = _parents(score, ~in_a, in_a & (one == position), r - r // 2)
+    parent = two.gather(1, one)  # (B, N); A -> B -> A
+    stays = parent == position
+    index = positions(stays, view.n - r)
+    groups = (stays.long().cumsum(1) - 1).gather(1, parent)
+    merged = Reduction.merge(groups, index, received * sizes)
+    return replace(merged, sizes=torch.zeros_like(sizes[:, : merged.k]).scatter_add(1, groups, sizes))
 
 
-def _fuse(x: Tensor, received: Tensor, sizes: Tensor, sends: Tensor, r: int) -> tuple[Reduction, Tensor]:
-    """The r best edges from senders (B, N) to the others; and which output tokens are senders that stayed."""
-    rare, small = 1 / received.clamp_min(TINY), 1 / sizes
+def _scores(x: Tensor, received: Tensor, sizes: Tensor) -> Tensor:
+    """How well two tokens go together, (B, N, N): alike, little attended to, and small."""
+    rare, small = 1 / received, 1 / sizes
     factor = (rare / rare.amax(1, keepdim=True)) ** (1 / 20) * (small / small.amax(1, keepdim=True)) ** (1 / 40)
-    score = (cosine(x, x) + 1) / 2 * factor[:, :, None] * factor[:, None]  # (B, N, N)
-    best, partner = score.masked_fill(sends[:, None], -1.0).max(-1)  # (B, N)
+    return (cosine(x, x) + 1) / 2 * factor[:, :, None] * factor[:, None]
+
+
+def _parents(score: Tensor, sends: Tensor, receives: Tensor, r: int) -> Tensor:
+    """The token that each token joins, (B, N): of the r best edges from senders to receivers (B, N) their ends, else itself."""
+    best, partner = score.masked_fill(~receives[:, None], -1.0).max(-1)  # (B, N)
     sent = best.masked_fill(~sends, -2.0).argsort(dim=1, descending=True, stable=True)[:, :r]
-    position = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-    target = position.scatter(1, sent, partner.gather(1, sent))
-    stays = target == position
-    index = positions(stays, x.shape[1] - r)
-    groups = (stays.long().cumsum(1) - 1).gather(1, target)
-    merged = Reduction.merge(groups, index, received.clamp_min(TINY) * sizes)
-    total = torch.zeros_like(sizes[:, : merged.k]).scatter_add(1, groups, sizes)
-    return replace(merged, sizes=total), sends.gather(1, index)
+    position = torch.arange(score.shape[1], device=score.device).expand(len(score), -1)
+    return position.scatter(1, sent, partner.gather(1, sent))

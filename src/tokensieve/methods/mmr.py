@@ -1,7 +1,7 @@
 """MMR: one token after the other, each important and unlike those chosen before (maximal marginal relevance).
 
-The rule of IDPruner, ID-Selection and of a public patch of SGLang ("UniAttn"), which deployers use on embeddings after the
-merger. Written from its formula.
+The rule of IDPruner (arXiv:2602.13315), ID-Selection and of a public patch of SGLang ("UniAttn", Apache-2.0), which deployers
+use on embeddings after the merger. Written from its formula.
 
     m = min-max of the importance over the tokens of an image     the attention that tokens get; 0 where all are equal
     choose argmax_i  m_i - lambda max_{j chosen} cos(x_i, x_j)    the first by m alone; lambda = 0.3

@@ -1,7 +1,7 @@
 """MMTok: the tokens that best cover the question and the whole image, chosen one after the other.
 
 "MMTok: Multimodal Coverage Maximization for Efficient Inference of VLMs", ICLR 2026, arXiv:2508.18264. Written from the
-formulas.
+formulas; no licence file of the released code is known to us.
 
     rows of the text:  softmax over the tokens of cos(text_t, x_j) / 0.02, divided by the number of texts m
     rows of the image: alpha softmax over the tokens of cos(c_i, c_j) / 0.2, divided by N; c: the tokens in CLIP's space

@@ -2,7 +2,7 @@
 them.
 
 Dhouib et al., "PACT: Pruning and Clustering-Based Token Reduction for Faster Visual Language Models", CVPR 2025,
-arXiv:2504.08966. Written from the formulas of its clustering step (DBDPC).
+arXiv:2504.08966. Written from the formulas of its clustering step (DBDPC); the released code is MIT.
 
     d_ij = 1 - cos of keys                         of all heads together
     density_i = sum_j exp(-(d_ij / 2)^2)
@@ -57,11 +57,10 @@ def pact(view: View, keep: int, *, cutoff: float = 0.21) -> Reduction:
 def _cluster(unit: Tensor, sizes: Tensor, keep: int, cutoff: float) -> Reduction:
     """Of one image: unit keys (N, d)."""
     distance = 1 - unit @ unit.T  # (N, N)
-    there = sizes > 0  # False: padding of an earlier cut
-    density = (torch.exp(-((distance / 2) ** 2)) * there).sum(1).masked_fill(~there, -1.0)
+    density = torch.exp(-((distance / 2) ** 2)).sum(1)
     order = density.sort(descending=True, stable=True).indices.tolist()
     nearest, centres = torch.full_like(density, torch.inf), list[int]()
-    for token in order[: int(there.sum())]:
+    for token in order:
         if len(centres) == keep:
             break
         if float(nearest[token]) > cutoff:
@@ -70,4 +69,4 @@ def _cluster(unit: Tensor, sizes: Tensor, keep: int, cutoff: float) -> Reduction
     index = torch.tensor(sorted(centres), device=unit.device)
     groups = distance[:, index].argmin(1)
     groups[index] = torch.arange(len(index), device=unit.device)
-    return Reduction.merge(groups.masked_fill(~there, -1)[None], index[None], sizes[None], density[None])
+    return Reduction.merge(groups[None], index[None], sizes[None], density[None])

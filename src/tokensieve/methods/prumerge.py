@@ -10,9 +10,11 @@ Written from the formulas; the released code is Apache-2.0.
     `prumerge_plus` also keeps tokens evenly spread over the image: every int(int(1 / ratio) / 3)-th, but for the last one
 
 Place: at the tower's output. The number of tokens is the image's own, quartiles are of the image, not of the batch; a budget
-is the most that are kept beside the extra token. With `adaptive=false` the budget is the number (authors: 1/8 or 1/16 of N).
-The authors take queries and keys of the last block, which a LLaVA does not run; here they are of the block before the cut. A
-spacing of 0, at which the released code stops, is 1.
+is the most that are kept beside the extra token, and where no token stands out one is kept. With `adaptive=false` the budget
+of `prumerge` is the number (authors: 1/8 or 1/16 of N); `prumerge_plus` keeps int(N / 8) tokens and every 8th from the 5th on,
+but for the last one. A token that is among both counts once, and all that are dropped are in the extra token (the released code
+keeps doubles there, and loses as many). The authors take queries and keys of the last block, which a LLaVA does not run; here
+they are of the block before the cut. A spacing of 0, at which the released code stops, is 1.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from tokensieve.methods.registry import method
 from tokensieve.scoring import cosine, full_precision
 
 NEIGHBOURS = 32
+SHARE = 8  # prumerge_plus with a fixed number: one in so many by attention, and as many evenly spread
 PAPER = 'Shang et al., "LLaVA-PruMerge", ICCV, 2025, arXiv:2403.15388'
 
 
@@ -57,9 +60,9 @@ def prumerge(view: View, keep: int, *, adaptive: bool = True) -> Reduction:
     extra=1,
     sums=True,
 )
-def prumerge_plus(view: View, keep: int) -> Reduction:
+def prumerge_plus(view: View, keep: int, *, adaptive: bool = True) -> Reduction:
     """The outliers of the attention and evenly spread tokens, at most `keep`."""
-    return _reduce(view, keep, adaptive=True, plus=True)
+    return _reduce(view, keep, adaptive, plus=True)
 
 
 @full_precision
@@ -70,14 +73,15 @@ def _reduce(view: View, keep: int, adaptive: bool, plus: bool) -> Reduction:
     keys = attention.k[:, 0, attention.prefix :]  # (B, N, C)
     similar = cosine(keys, keys) - 3 * torch.eye(n, device=keys.device)  # a token is not its own neighbour
     nearest = similar.argsort(dim=-1, descending=True, stable=True)[..., :NEIGHBOURS]  # (B, N, 32)
-    counts = above_quartiles(scores).sum(1).tolist() if adaptive else [keep] * len(scores)
+    fixed = n // SHARE if plus else keep
+    counts = above_quartiles(scores).sum(1).tolist() if adaptive else [fixed] * len(scores)
     rank = scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # (B, N)
     images = []
     for b, count in enumerate(counts):
         kept = rank[b] < max(1, min(count, keep))
         if plus:
-            spacing = max(1, int(int(n / max(1, count)) / 3))
-            spread = torch.arange(0, n - 1, spacing, device=keys.device)
+            start, step = (0, max(1, int(int(n / max(1, count)) / 3))) if adaptive else (SHARE // 2, SHARE)
+            spread = torch.arange(start, n - 1, step, device=keys.device)
             room = keep - int(kept.sum())
             kept = kept.index_fill(0, spread[~kept[spread]][:room], True)
         images.append(_merge(kept, nearest[b], scores[b]))

@@ -1,6 +1,7 @@
 """PruneSID: tokens in groups of one principal direction each; in every group the attended ones that are not alike are kept.
 
-"PruneSID", ICLR 2026. Written from its rule; the released code has no licence.
+Fang et al., "Prune Redundancy, Preserve Essence: Vision Token Compression in VLMs via Synergistic Importance-Diversity"
+(PruneSID), ICLR 2026, arXiv:2603.09480. Written from its rule; the released code has no licence.
 
     groups: principal components of sigmoid(h)^T, G = int(T / 4) of them; a token belongs to argmax |loading|
     in each group, by falling CLS attention (sum over heads): take the best, suppress those with a cosine above thr to it
@@ -30,7 +31,7 @@ from tokensieve.scoring import full_precision
 
 @method(
     summary="attended tokens that are not alike, from groups of one principal direction each",
-    paper='"PruneSID", ICLR, 2026',
+    paper='Fang et al., "Prune Redundancy, Preserve Essence" (PruneSID), ICLR, 2026, arXiv:2603.09480',
     needs=("attention",),
     budget=lambda options: "64",
     where="out",

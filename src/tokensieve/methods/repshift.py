@@ -1,6 +1,7 @@
 """Representation shift: tokens that the MLP of a block changes most are kept.
 
-"Representation Shift: Unifying Token Compression with FlashAttention", ICCV 2025. Written from its rule.
+"Representation Shift: Unifying Token Compression with FlashAttention", ICCV 2025, arXiv:2508.00367. Written from its rule; no
+licence file of the released code is known to us.
 
     s_i = ||F(x_i) - x_i||_2          F: the MLP branch of the block with its residual, so s_i is the norm of what the MLP adds
 
@@ -17,7 +18,7 @@ from tokensieve.scoring import top
 
 @method(
     summary="the tokens that the block's MLP changes most",
-    paper='"Representation Shift: Unifying Token Compression with FlashAttention", ICCV, 2025',
+    paper='"Representation Shift: Unifying Token Compression with FlashAttention", ICCV, 2025, arXiv:2508.00367',
     needs=("before",),
     budget=lambda options: "50%",
 )

@@ -1,7 +1,7 @@
 """SCOPE: one token after the other, by what it adds to the coverage of all tokens, times its saliency.
 
 "SCOPE: Saliency-Coverage Oriented Token Pruning for Efficient Multimodal LLMs", NeurIPS 2025, arXiv:2510.24214. Written from
-the formulas.
+the formulas; no licence file of the released code is known to us.
 
     choose argmax_j a_j^alpha sum_i max(0, cos(x_i, x_j) - best_i),  best_i = the largest cosine to a chosen token, 0 at first
     a = CLS attention, heads summed;  alpha = 1

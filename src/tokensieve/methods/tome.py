@@ -10,7 +10,7 @@ is CC-BY-NC 4.0.
 
 Place and budget of the paper: between attention and MLP of every block, r = 8 (`tome` is `tome@*.attn:-8`). Schedules: the
 same r in every block; with `inflect`, r falls or grows over the blocks, `tome:-8(inflect=-1)` from 16 to 0; or a list,
-`tome(schedule=24/16/8/0)`, the last number for all later blocks. A token of A is merged at most once, so at most half of the
+`tome(schedule=24/16/8)`, and nothing is merged behind its end. A token of A is merged at most once, so at most half of the
 patches go at one position: r <- min(r, floor(N / 2)), N without prefix tokens.
 
 The output order is that of the released code, because the next split depends on it: unmerged tokens of A, then B. The tokens
@@ -54,7 +54,7 @@ def count(place: Place, options: Mapping[str, Any]) -> int:
     """The tokens that are left at one of the cuts: r of the released schedules fewer."""
     if options["schedule"]:
         numbers = [int(number) for number in options["schedule"].split("/")]
-        return max(1, place.n - numbers[min(place.number, len(numbers) - 1)])
+        return max(1, place.n - (numbers[place.number] if place.number < len(numbers) else 0))
     if not options["inflect"]:
         return place.keep
     r = place.n - place.keep

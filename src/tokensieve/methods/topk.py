@@ -1,7 +1,7 @@
 """Top-K: the patches that CLS attends to most are kept, the others are dropped.
 
 The baseline of Haurum et al., "Which Tokens to Use? Investigating Token Reduction in Vision Transformers", ICCV Workshops 2023,
-arXiv:2308.04657: `evit` without its extra token. It is a strong one. Place and rate as in `evit`.
+arXiv:2308.04657: `evit` without its extra token; the released code is MIT. It is a strong one. Place and rate as in `evit`.
 """
 
 from __future__ import annotations

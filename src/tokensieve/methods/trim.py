@@ -1,15 +1,15 @@
 """TRIM: tokens that CLIP finds least similar to the question are kept, since dense CLIP similarities are inverted.
 
 Song et al., "Less is More: A Simple yet Effective Token Reduction Method for Efficient Multi-modal LLMs", COLING 2025,
-arXiv:2409.10994. Written from the formulas.
+arXiv:2409.10994. Written from the formulas; the released code is Apache-2.0 by its README.
 
     s = softmax over the tokens of -e_i . t        e: tokens, t: text in CLIP's space, not normalised; note the minus
     keep the int(N k) largest, or with `automatic` those above Q3 + 1.5 (Q3 - Q1)
     the mean of the others is one more token
 
-Place: at the tower's output. With `automatic` the number of tokens is the image's own, and the budget is the most. The text is
-what the caller gives (context={"text": ...}), mean over its segments; in a language model without it, the question's
-embeddings and the tokens as the model reads them.
+Place: at the tower's output. With `automatic` the number of tokens is the image's own, one where none is an outlier, and the
+budget is the most. The text is what the caller gives (context={"text": ...}), mean over its segments; in a language model
+without it, the question's embeddings and the tokens as the model reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vid-TLDR: tokens with spread attention are background; they are merged, and count little where they go.
 
 Choi et al., "vid-TLDR: Training Free Token merging for Light-weight Video Transformer", CVPR 2024, arXiv:2403.13347. Written
-from the formulas.
+from the formulas; no licence file of the released code is known to us.
 
     s_i = sum_j p_ij log p_ij of the attention of token i, mean over heads      sharp attention: large
     s <- min-max over the tokens; below their mean m: 0; else (s - m) / (1 - m)

@@ -8,9 +8,9 @@ arXiv:2412.01818. Written from the formulas; the released code is Apache-2.0.
     token of B are removed, at most 8 at a time, until T - int(q T) are left
     next order: the tokens of A that stay, by falling similarity, then B
 
-Place: at the tower's output; q = 0.5, at 64 tokens and below 0.75 (`important=0` chooses so). Kept tokens are in raster order.
-The rule is chaotic: rounding to 16 bits changes a third of the choice, so cosines are in float32. An odd number of tokens, at
-which the released code stops, gives A one more.
+Place: at the tower's output; q = 0.75 at 64 tokens and 0.5 at any other number (`important=0` chooses so). Kept tokens are in
+raster order. The rule is chaotic: rounding to 16 bits changes a third of the choice, so cosines are in float32. An odd number
+of tokens, at which the released code stops, gives A one more.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 def vispruner(view: View, keep: int, *, important: float = 0.0) -> Reduction:
     """Important tokens, and diverse ones of the rest."""
     scores = global_attention(view)
-    share = important or (0.75 if keep <= 64 else 0.5)
+    share = important or (0.75 if keep == 64 else 0.5)
     order = scores.argsort(dim=1, descending=True, stable=True)
     first, rest = order[:, : int(share * keep)], order[:, int(share * keep) :]
     unit, target = F.normalize(view.tokens.float(), dim=-1), keep - int(share * keep)

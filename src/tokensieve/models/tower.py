@@ -102,6 +102,7 @@ class Tower:
     signed_layers: Sequence[nn.Module] | None = None  # by which trained parts recognise the model; None: its blocks
     own_parts: Mapping[str, nn.Module] = field(default_factory=dict)  # trained parts of methods that the model itself holds
     pads: bool = False  # images have any size; a batch holds padding behind their patches, hidden by a mask
+    full_depth: int = 0  # all blocks, where the model does not run the last ones; 0: it runs them all
     resize: Callable[[Resizing], list[Undo]] | None = None  # has the tower see images of another size
     no_resize_reason: str = ""  # why it cannot
     # numbers of samples, and the call's context -> numbers of the rows of its batch

@@ -124,6 +124,7 @@ def _tower(inner: Any, family: VlmFamily) -> Tower:
         tower,
         family=f"{tower.family} in {family.title}",
         blocks=tower.blocks[:used],
+        full_depth=tower.depth,
         pools_cls=False,
         patch_pooling=lambda _: [],
         entries=[replace(entry, kind="part") for entry in tower.entries],
