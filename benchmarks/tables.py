@@ -728,7 +728,7 @@ def trained_zoo() -> str:
     for row in ordered:
         part = {"none": "full model"}.get(row["plan"], "trained" if row["trained"] else "")
         if not row["trained"] and any(other["trained"] and other["plan"] == row["plan"] for other in ordered):
-            part = "as training starts"
+            part = "untrained"
         loss = "" if row["plan"] == "none" else f"{100 * row['lost']:.1f} ± {100 * row['lost_stderr']:.1f}"
         rows.append([f"`{row['plan']}`", part, f"{100 * row['acc1']:.1f}", loss])
     return table(["plan", "its part", "top-1, %", "lost, points"], rows)
