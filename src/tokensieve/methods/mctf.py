@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
+from tokensieve.methods.matching import min_keep
 from tokensieve.methods.registry import method
-from tokensieve.methods.tome import min_keep
 from tokensieve.scoring import cosine, full_precision, positions
 
 TINY = torch.finfo(torch.float32).tiny

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
+from tokensieve.methods.matching import min_keep
 from tokensieve.methods.registry import method
-from tokensieve.methods.tome import min_keep
 from tokensieve.scoring import cosine, full_precision, positions
 
 

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from tokensieve.core import Inputs, Reduction, View
+from tokensieve.core import Reduction, View
 from tokensieve.methods.density_peaks import density_peaks
+from tokensieve.methods.raters import find_raters
 from tokensieve.methods.registry import Count, Place, method
 from tokensieve.scoring import full_precision, gather_rows, top
 
@@ -84,20 +84,3 @@ def sparsevlm(view: View, keep: int, *, tokens: Literal["192", "128", "96", "64"
     merged = Reduction.merge(groups, torch.cat([index, left.gather(1, centres)], dim=1), torch.ones_like(scores), scores)
     merged.sizes = None
     return merged
-
-
-def find_raters(view: View) -> Tensor:
-    """1 for the words behind the image that rate the vision tokens, (B, T); for all of them where none is relevant."""
-    assert view.attention is not None and view.inputs is not None
-    text = view.attention.question_rows()
-    can_see = text.mask & text.follows
-    raters = relevant_words(view.inputs, can_see)
-    return torch.where(raters.any(1, keepdim=True), raters, can_see).float()
-
-
-def relevant_words(inputs: Inputs, mask: Tensor) -> Tensor:
-    """Of the words in the mask (B, T), those that the vision tokens are most like on input embeddings: (B, T), bool."""
-    products = inputs.tokens.float() @ inputs.question.tokens.float().transpose(1, 2)  # (B, N, T)
-    relevance = products.masked_fill(~mask[:, None], -torch.inf).softmax(-1).mean(1)  # (B, T)
-    mean = relevance.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
-    return (relevance > mean) & mask

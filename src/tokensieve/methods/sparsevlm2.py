@@ -26,8 +26,9 @@ from torch import Tensor
 
 from tokensieve.core import Reduction, Rotary, View
 from tokensieve.errors import UserError
+from tokensieve.methods.raters import find_raters
 from tokensieve.methods.registry import method
-from tokensieve.methods.sparsevlm import count_by, find_raters, places
+from tokensieve.methods.sparsevlm import count_by, places
 from tokensieve.scoring import full_precision, top
 
 TABLES = {"192": (300, 200, 118), "128": (238, 108, 60), "96": (246, 54, 28), "64": (66, 34, 20)}

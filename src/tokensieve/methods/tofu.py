@@ -21,8 +21,8 @@ from typing import Literal
 import torch
 
 from tokensieve.core import Reduction, View
+from tokensieve.methods.matching import match, min_keep
 from tokensieve.methods.registry import method
-from tokensieve.methods.tome import match, min_keep
 from tokensieve.scoring import full_precision
 
 TINY = torch.finfo(torch.float32).tiny

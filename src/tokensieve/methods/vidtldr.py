@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from tokensieve.core import Reduction, View
+from tokensieve.methods.matching import match, min_keep
 from tokensieve.methods.registry import method
-from tokensieve.methods.tome import match, min_keep
 from tokensieve.scoring import Attention, full_precision, minmax
 
 TINY = torch.finfo(torch.float32).tiny
