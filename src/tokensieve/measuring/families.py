@@ -107,10 +107,11 @@ def try_vlm_family(example: Example) -> Line:
     assert vlm is not None
     tower = vlm.tower or vlm.tile_tower
     line = Line(example.name or vlm.family, example.models, "" if tower is None else _prefix(tower, ""))
-    in_tower = WHERES if tower is not None else ("out",) if vlm.out_is_projected else ()
+    is_opened = tower is not None or vlm.packed_tower is not None
+    in_tower = WHERES if is_opened else ("out",) if vlm.out_is_projected else ()
     _try_cuts(line, model, inputs, (*in_tower, LLM))
-    if tower is None:
-        line.reasons.append(vlm.reason.removeprefix(f"{vlm.family} "))
+    if not is_opened:
+        line.reasons.append(vlm.reason.removeprefix(f"{vlm.family}: "))
     line.coarse = ", ".join(_coarse(model, inputs, where) for where in (("2", LLM) if tower is not None else (LLM,)))
     line.pooling = _pooling(model, inputs, LLM, "sizes do not reach it")
     _try_resize(line, model, inputs)
