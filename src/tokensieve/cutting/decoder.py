@@ -238,8 +238,8 @@ class DecoderCuts:
         grids, frames = self._grids(call.tower, layouts, len(features)), None
         if self.projected or call.squares is not None:
             sized = [mark[:, 1] for mark in call.decoder.packed] if sizes is not None else None
-            tiles = fill_tiles(open_tiles(layouts, device), streams, sized) if call.squares is None else call.squares.left(streams)
-            about = self._of_prompts(medium, call, lengths)
+            whole = open_tiles(layouts, device) if call.squares is None else call.squares.left()
+            tiles, about = fill_tiles(whole, streams, sized), self._of_prompts(medium, call, lengths)
             done = assemble(cut_tiles(self.projected, self.chooser, call, first, tiles, *about))
             kept = done.kept if placed is None else [at[new] for at, new in zip(placed.kept, done.kept, strict=True)]
             sizes = None if done.sizes is None else pad_sequence(done.sizes, batch_first=True)

@@ -59,8 +59,8 @@ class Squares:
         places = torch.cat([starts[tile.image] + tile.at for tile in tiles])  # (K,)
         if self.order is not None:
             places = self.order.to(places.device).argsort()[places]
-        self.at, order = places.sort()
-        self.tiles = tiles
+        places, order = places.sort()
+        self.at, self.tiles = places if len(places) < self.total else None, tiles
         return torch.cat([tile.streams[-1] for tile in tiles])[order]
 
     def spread(self, tokens: Tensor) -> Tensor:
@@ -76,11 +76,11 @@ class Squares:
         patches = self.at[:, None] * unit + torch.arange(unit, device=self.at.device)  # (K, unit)
         return select_inputs(patches.flatten(), given)
 
-    def left(self, streams: Sequence[Sequence[Tensor]]) -> list[TileTokens]:
-        """What is left of each image, with these tokens: the features and deep features, (N, E) of each image."""
+    def left(self) -> list[TileTokens]:
+        """The squares that are left of each image, behind the tower."""
         if self.tiles is None:
             raise UserError("the tower ran without the plan: remove() the plan and apply it again")
-        return fill_tiles(self.tiles, streams)
+        return self.tiles
 
 
 class PackedCuts:

@@ -150,7 +150,7 @@ def place_plan(
             if part == "out" and out_is_projected:
                 _check_projected(step, "-1" if tower is not None and tower.depth else "llm.2")
             elif part != "llm" and packed is not None:
-                _check_packed(step, layer, part)
+                _check_packed(step, layer, part, packed)
             elif layer == 0 and part != "llm" and "attention" in step.method.needs:
                 if tower is not None and tower.no_blocks_reason:
                     raise UserError(f"{step}: {step.method.name} needs the attention of a block, and {tower.no_blocks_reason}")
@@ -160,7 +160,9 @@ def place_plan(
             if budget.scope == "prompt" and decoder is None:
                 raise UserError(f"{step}: this model reads no prompts; write :{replace(budget, scope='image')}")
             runs_in_tower = part != "llm" and not (part == "out" and out_is_projected)
-            is_shared = runs_in_tower and packed is None and (budget.scope == "prompt" or (has_tiles and budget.scope == "image"))
+            is_shared = (
+                runs_in_tower and packed is None and (budget.scope == "prompt" or (has_tiles and budget.scope == "image"))
+            )
             cuts.append(Cut(step, layer, part, seed * 1000 + len(cuts), budget, number, len(positions), is_shared))
     order = {"attn": 0, "block": 1, "out": 2, "llm": 3}
     cuts.sort(key=lambda cut: (cut.part == "llm", cut.layer, order[cut.part]))
@@ -192,7 +194,7 @@ def _check_projected(step: Step, place: str) -> None:
         raise UserError(f"{step}: {step.method.name} needs the attention of earlier blocks; behind the projector there is none")
 
 
-def _check_packed(step: Step, layer: int, part: str) -> None:
+def _check_packed(step: Step, layer: int, part: str, packed: PackedTower) -> None:
     """Raises a UserError if a step cannot stand in a tower whose batch is one sequence of patches."""
     name, written = step.method.name, f"{step.method.name}@{layer}"
     if part == "attn":
@@ -201,12 +203,20 @@ def _check_packed(step: Step, layer: int, part: str) -> None:
     if missing or step.method.layers is not None:
         wanted = NEEDS[missing[0]].partition(",")[0] if missing else "the attention of earlier blocks"
         raise UserError(
-            f"{step}: {name} needs {wanted}, and in the tower of this model, where images are joined to one sequence, there are "
-            f"only tokens; try {name}@llm.2, or a method that needs tokens only, such as divprune"
+            f"{step}: {name} needs {wanted}, and the tower of this model joins images to one sequence, in which there are only "
+            f"tokens; try {name}@llm.2, or a method that needs tokens only, such as divprune"
         )
     if not (step.method.selects and step.rest == "drop") and not (step.merges and not step.keeps_sizes):
-        advice = f"use {'rest=drop, ' if step.method.selects else ''}{'sizes=no, ' if step.merges else ''}or {name}@out"
-        raise UserError(f"{step}: the attention of this tower takes no bias, so sizes of merged tokens would be lost; {advice}")
+        ways = ["rest=drop"] * step.method.selects + ["sizes=no"] * step.merges + [f"{name}@out"]
+        advice = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
+        raise UserError(
+            f"{step}: the attention of this tower takes no bias on keys, so sizes of merged tokens would be lost; use {advice}"
+        )
+    if step.merges and layer > packed.first_read:
+        raise UserError(
+            f"{step}: the deep features of block {packed.first_read} are made before this cut and would not be merged; merge "
+            f"at @{packed.first_read} or before, or use {name}@out"
+        )
 
 
 def _check_needs(step: Step, layer: int, part: str, tower: Tower | None) -> None:

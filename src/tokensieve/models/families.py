@@ -150,7 +150,7 @@ _declare_vlm("qwen2_5_vl", "Qwen2.5-VL", "Qwen/Qwen2.5-VL-7B-Instruct", **_QWEN)
 _declare_vlm("qwen3_vl", "Qwen3-VL", "Qwen/Qwen3-VL-8B-Instruct", **_QWEN)
 
 _PROMPT, _BLOCKS = "tokensieve.models.image_tiles", "tokensieve.models.image_blocks"
-_SQUARES = "so whole squares would have to go from its tower; such a cut is not built for it"
+_SQUARES = "so its tower could lose whole squares only, which is not built"
 _FOLDED = f"its projector folds squares of patches in the complete grid of a tile (pixel shuffle), {_SQUARES}"
 _declare_vlm("internvl", "InternVL", "OpenGVLab/InternVL3-8B-hf", layouts=f"{_PROMPT}:run_layouts", no_tower=_FOLDED)
 _MARKED: dict[str, Any] = {"decoder": "text_model", "layouts": f"{_PROMPT}:marked_layouts", "no_tower": _FOLDED}
@@ -166,7 +166,7 @@ _SECOND = Example("google/paligemma2-3b-mix-224", f"{TINY_VLMS}:paligemma", {"ve
 _PREFIX: dict[str, Any] = {"blocks": f"{_BLOCKS}:prefix", "blocks_pass_window": True}
 _declare_vlm("paligemma", "PaliGemma", "google/paligemma-3b-mix-224", opens_tower=True, others=(_SECOND,), **_PREFIX)
 _UNFOLDED = (
-    "its tower joins images to one sequence with a mask for all patches, and its projector joins squares of patches in the "
+    "its tower joins images to one sequence with a mask for all patches, and its projector merges squares of patches in the "
     f"complete grid of each image, {_SQUARES}"
 )
 _SIZED_ROWS: dict[str, Any] = {"layouts": _SIZED, "no_tower": _UNFOLDED, "no_resize": _ROWS}

@@ -44,6 +44,11 @@ class PackedTower:
         return [self.visual.merger, *getattr(self.visual, "deepstack_merger_list", ())]
 
     @property
+    def first_read(self) -> int:
+        """The first block behind which a merger reads the patches."""
+        return 1 + min((*getattr(self.visual, "deepstack_visual_indexes", ()), self.depth - 1))
+
+    @property
     def unit(self) -> int:
         """Patches of a square."""
         return int(self.visual.spatial_merge_size) ** 2

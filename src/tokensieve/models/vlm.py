@@ -25,10 +25,7 @@ from tokensieve.models.tower import Tower
 from tokensieve.registry import resolve
 
 SIZED_TOWERS = ("pixtral",)  # model types of towers that take images of any size, in families whose other towers can be cut
-NO_SIZED_TOWER = (
-    "its tower joins images of any size to one sequence with a mask and rotary angles for all patches, and no code makes these "
-    "follow a cut"
-)
+NO_SIZED_TOWER = "its tower joins images to one sequence with a mask for all patches; that these follow a cut is not built"
 
 
 @dataclass
@@ -109,7 +106,7 @@ def _folder(base: type) -> str:
 def _tower(inner: Any, family: VlmFamily) -> Tower:
     """The tower up to the layer whose tokens the model takes."""
     if not (family.opens_tower or family.has_tiles):
-        raise Uncuttable(f"{family.title}: {family.no_tower}; use @out or @llm.0")
+        raise Uncuttable(f"{family.no_tower}; use @out or @llm.0")
     config = inner.config
     if config.vision_config.model_type in SIZED_TOWERS:
         raise Uncuttable(f"{NO_SIZED_TOWER}; use @out or @llm.0")
