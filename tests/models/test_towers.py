@@ -745,14 +745,16 @@ def test_the_table_is_made_by_trying_and_is_the_one_in_the_docs(tmp_path, capsys
 
 
 def test_vision_language_models_are_cut_in_their_decoder_and_before_it():
-    examples = [VLM_FAMILIES[name].example for name in ("llava", "llava_next", "qwen2_vl")]
+    examples = [VLM_FAMILIES[name].example for name in ("llava", "llava_next", "qwen2_vl", "gemma3")]
     lines = [families.try_vlm_family(example) for example in examples]
-    everywhere = ["@0", "@L", "@L.attn", "@out", "@llm.L"]
-    assert [line.drops for line in lines] == [line.merges for line in lines] == [everywhere, everywhere, ["@out", "@llm.L"]]
-    assert [line.coarse for line in lines] == [*["CLS row, last token's row"] * 2, "last token's row"]
-    assert not lines[0].reasons and "rearranges the patches" in lines[2].failure_text()
-    assert [line.pooling for line in lines] == ["by size"] * 3
-    assert [line.resize for line in lines] == ["yes", "no", "yes"]
+    everywhere, behind = ["@0", "@L", "@L.attn", "@out", "@llm.L"], ["@out", "@llm.L"]
+    assert [line.drops for line in lines] == [everywhere, everywhere, ["@0", "@L", *behind], behind]
+    assert [line.merges for line in lines] == [everywhere, everywhere, behind, behind]
+    assert [line.coarse for line in lines] == [*["CLS row, last token's row"] * 2, *["last token's row"] * 2]
+    assert not lines[0].reasons and "takes no bias on keys" in lines[2].failure_text()
+    assert "averages squares of patches" in lines[3].failure_text()
+    assert [line.pooling for line in lines] == ["by size"] * 4
+    assert [line.resize for line in lines] == ["yes", "no", "yes", "no"]
     assert "resize: its processor cuts images" in lines[1].failure_text()
 
 

@@ -14,7 +14,7 @@ import tokensieve
 from tests.support.rounding import assert_near
 from tests.support.vlm_models import IMAGE, VARYING, in_float64, relative
 from tokensieve.cutting.cache import cached_length
-from tokensieve.errors import PlanWarning, Uncuttable, UserError
+from tokensieve.errors import PlanWarning, UserError
 from tokensieve.models.families import VLM_FAMILIES, Example
 from tokensieve.models.registry import open_vlm
 from tokensieve.registry import resolve
@@ -78,8 +78,8 @@ def test_what_cannot_be_cut_says_where_to_cut(family: str) -> None:
     vlm = open_vlm(model)
     assert vlm is not None and vlm.tower is None and vlm.decoder.depth == 4
     if vlm.tile_tower is None:
-        with pytest.raises(Uncuttable, match=r"use @out or @llm\.0"):
-            tokensieve.apply(model, "grid@1:4")
+        with pytest.raises(UserError, match=r"try visionzip@llm\.2, or"):
+            tokensieve.apply(model, "visionzip@1:4")
     place = "llm.2" if vlm.tile_tower is None else "-1"  # the last block of the tower has what @out lacks
     with pytest.raises(UserError, match=f"there are only tokens and text; try visionzip@{place}, or"):
         tokensieve.apply(model, "visionzip@out:20")

@@ -34,14 +34,15 @@ from tokensieve.cutting.decoder_state import (
     make_probes,
     question_order,
 )
+from tokensieve.cutting.packed_tower import PackedCuts, Squares
 from tokensieve.cutting.passes import Call, Calls, Pass, Row, UnevenRow, check_sample_count
 from tokensieve.cutting.placement import Cut
-from tokensieve.cutting.projected import cut_projected
+from tokensieve.cutting.projected import assemble, cut_tiles, fill_tiles, open_tiles
 from tokensieve.cutting.tower import TowerCuts
 from tokensieve.errors import UserError
 from tokensieve.models.image_grid import IMAGE, VIDEO, ImageTokens, name_arguments
 from tokensieve.models.patching import is_patched, replace, run_stock
-from tokensieve.models.qwen_vl import Placed
+from tokensieve.models.qwen_vl import PIXELS, Placed
 from tokensieve.models.resizing import SizeRule
 from tokensieve.models.tower import Undo
 from tokensieve.models.vlm import Vlm
@@ -54,7 +55,8 @@ class DecoderCuts:
     """The cuts of a plan in the decoder of a vision-language model.
 
     cuts: by layer; layer 0 is always included if the tower is cut. tower: the cuts in the tower, if it can be opened.
-    resize: how images of any size are made smaller (`Vlm.images`). projected: the cuts behind the projector.
+    resize: how images of any size are made smaller (`Vlm.images`). projected: the cuts behind the projector. packed: the cuts
+    in a tower whose batch is one sequence.
     """
 
     def __init__(
@@ -67,9 +69,10 @@ class DecoderCuts:
         plan: str,
         resize: SizeRule | None = None,
         projected: Sequence[Cut] = (),
+        packed: PackedCuts | None = None,
     ) -> None:
         self.vlm, self.tower, self.chooser, self.calls, self.plan, self.resize = vlm, tower, chooser, calls, plan, resize
-        self.projected = projected
+        self.projected, self.packed = projected, packed
         self.layers = DecoderLayers(vlm, cuts, chooser, calls, plan)
 
     # --- attach -------------------------------------------------------------------------------------------------
@@ -82,6 +85,8 @@ class DecoderCuts:
     def attach(self, undo: list[Undo]) -> None:
         """Attaches the cuts, and adds the functions that remove them, in reverse order."""
         model, inner, decoder = self.vlm.model, self.vlm.inner, self.vlm.decoder
+        if self.packed is not None:
+            self.packed.attach(undo)
         for medium in self._media():
             undo.append(self._patch(inner, f"get_{medium}_features", functools.partial(self._get_features, medium)))
         undo += [
@@ -194,7 +199,7 @@ class DecoderCuts:
         try:
             return run(self._compute_features, medium, call, stock, *args, **kwargs)
         finally:
-            call.decoder.is_computing = False
+            call.decoder.is_computing, call.squares = False, None
 
     def _compute_features(self, medium: str, call: Call, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The features of images or videos at their positions among all placeholders; zeros for what was removed."""
@@ -208,30 +213,34 @@ class DecoderCuts:
         if self._cuts_tiles:
             self._check_tiles(medium, layouts)
             state.layouts = layouts
+        first = len(call.tower.samples) if state.features and call.tower else 0
+        left: Left | None = None
+        if self.packed is not None:
+            device = named[PIXELS[medium]].device
+            left = self._left_before_cuts(medium, placed, call, len(layouts), device)
+            lengths = [layout.total for layout in layouts] if left is None else left[0]
+            call.squares = Squares(layouts, first, *self._of_prompts(medium, call, lengths))
         out = stock(*args, **kwargs) if placed is None else stock(**named)
         features = _split(out.pooler_output, layouts)
         if call.tower is not None and call.tower.counts is not None and not layouts:  # without padding
             features = [feature[:n] for feature, n in zip(features, call.tower.counts.tolist(), strict=True)]
-        device, first = features[0].device, len(call.tower.samples) if state.features and call.tower else 0
+        device = features[0].device
         streams = [features, *(_split(layer, layouts) for layer in getattr(out, "deepstack_features", None) or ())]
         stays = [layout.fixed().to(device) for layout in layouts]
         stays = stays if any(map(len, stays)) else []
-        left: Left | None
         if self._cuts_tiles:
             layouts, left = self._left_of_tiles(call, layouts)
-        elif placed is not None:
-            left = self._left_of(medium, placed, call, device)
-        else:
-            left = self._left_by_tower(call, len(features), device)
+        elif call.squares is None:
+            left = self._left_before_cuts(medium, placed, call, len(features), device)
         lengths, kept, sizes = left or ([len(feature) for feature in features], None, None)
         assert call.tower is not None
         call.tower.layouts = [*call.tower.layouts, *layouts]
         grids, frames = self._grids(call.tower, layouts, len(features)), None
-        if self.projected:
-            question = functools.partial(self.question_about, call, lengths, medium)
-            prompts = functools.partial(self.prompts_of, call, lengths, medium)
+        if self.projected or call.squares is not None:
             sized = [mark[:, 1] for mark in call.decoder.packed] if sizes is not None else None
-            done = cut_projected(self.projected, self.chooser, call, first, streams, layouts, sized, question, prompts)
+            whole = open_tiles(layouts, device) if call.squares is None else call.squares.left()
+            tiles, about = fill_tiles(whole, streams, sized), self._of_prompts(medium, call, lengths)
+            done = assemble(cut_tiles(self.projected, self.chooser, call, first, tiles, *about))
             kept = done.kept if placed is None else [at[new] for at, new in zip(placed.kept, done.kept, strict=True)]
             sizes = None if done.sizes is None else pad_sequence(done.sizes, batch_first=True)
             streams, grids, frames = _with_fixed(done.streams, streams, stays), (), done.frames
@@ -250,6 +259,13 @@ class DecoderCuts:
         state.features, call.features_pass = state.features | {medium: made}, call.tower
         state.has_new_features = True
         return out
+
+    def _of_prompts(
+        self, medium: str, call: Call, lengths: Sequence[int]
+    ) -> tuple[Callable[[], Question | None], Callable[[], list[int]]]:
+        """The question and the prompt of each image, of so many placeholders, for methods that ask."""
+        question = functools.partial(self.question_about, call, lengths, medium)
+        return question, functools.partial(self.prompts_of, call, lengths, medium)
 
     @property
     def _cuts_tiles(self) -> bool:
@@ -324,6 +340,12 @@ class DecoderCuts:
     def _get_rope_index(self, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         assert self.resize is not None and self.vlm.images is not None
         return self.vlm.images.rope_index(stock, self.resize, args, kwargs)
+
+    def _left_before_cuts(
+        self, medium: str, placed: Placed | None, call: Call, images: int, device: torch.device
+    ) -> Left | None:
+        """What resizing, or the tower, left of these images; None: all. Starts a pass, where the tower has not."""
+        return self._left_by_tower(call, images, device) if placed is None else self._left_of(medium, placed, call, device)
 
     def _left_of(self, medium: str, placed: Placed, call: Call, device: torch.device) -> Left:
         """Starts a pass with smaller images, and records them."""

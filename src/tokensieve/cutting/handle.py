@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tokensieve.core import Reduction
 from tokensieve.cutting.choice import Chooser, Observer
 from tokensieve.cutting.decoder import DecoderCuts
+from tokensieve.cutting.packed_tower import PackedCuts
 from tokensieve.cutting.passes import CallOptions, Calls, Pass, Row, TiledRow
 from tokensieve.cutting.placement import (
     Cut,
@@ -90,13 +91,14 @@ class Handle:
         resized = None if flexible else self._resize(tower, "" if vlm is None else vlm.no_resize_reason)
         if resized is not None:
             tower = resized.tower
-        if tower is None and vlm is not None:
+        packed = None if vlm is None else vlm.packed_tower
+        if tower is None and packed is None and vlm is not None:
             for step in self.plan.token_steps:
                 if step.resolved_where(0, vlm.decoder.depth).part not in ("llm", "out" if vlm.out_is_projected else "llm"):
                     raise Uncuttable(f"{step}: {vlm.reason}")
         is_projected = vlm is not None and vlm.out_is_projected
         has_tiles, decoder = vlm is not None and vlm.tile_tower is not None, None if vlm is None else vlm.decoder.depth
-        cuts = place_plan(self.plan, tower, seed, decoder, self.parts, is_projected, has_tiles)
+        cuts = place_plan(self.plan, tower, seed, decoder, self.parts, is_projected, has_tiles, packed)
         projected = [cut for cut in cuts if cut.part == "out" and is_projected]
         in_tower = [cut for cut in cuts if cut.part != "llm" and cut not in projected]
         if tower is not None:
@@ -142,9 +144,13 @@ class Handle:
             )
         if cuts and cuts[-1].step.rest == "zero":
             raise UserError(f"{cuts[-1].step}: with rest=zero the decoder would read empty tokens; use rest=drop")
-        step = self.plan.image_step
+        step, packed = self.plan.image_step, None
+        if vlm.packed_tower is not None and in_tower:
+            packed = PackedCuts(vlm.packed_tower, in_tower, self._chooser, self._calls)
         resize = None if step is None or vlm.images is None else partial(resize_image, step)
-        self._decoder = DecoderCuts(vlm, layers, self._tower, self._chooser, self._calls, str(self.plan), resize, projected)
+        self._decoder = DecoderCuts(
+            vlm, layers, self._tower, self._chooser, self._calls, str(self.plan), resize, projected, packed
+        )
 
     def _question(self, call: Any, lengths: Sequence[int]) -> Any:
         return None if self._decoder is None else self._decoder.question_about(call, lengths)

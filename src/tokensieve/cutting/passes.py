@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from tokensieve.models.image_grid import IMAGE, VIDEO, ImageTokens
 from tokensieve.models.patching import replace
 from tokensieve.models.tower import Entry, Layout, Undo
 from tokensieve.scoring import Attention
+
+if TYPE_CHECKING:
+    from tokensieve.cutting.packed_tower import Squares
 
 BETWEEN_TILES = 0x9E3779B1  # between the numbers of two tiles of an image, by which random choices differ
 RESIZED = (IMAGE, VIDEO)  # layers of the ledger's rows about smaller images and videos
@@ -189,6 +192,7 @@ class Call:
     layout: Layout | None = None  # of the batch
     full_grid: tuple[int, int] | None = None  # of the first image before the plan made it smaller; None: as configured
     tower: Pass | None = None  # None: the first block has not run
+    squares: Squares | None = None  # while a tower with cuts runs whose batch is one sequence of patches
     features_pass: Pass | None = None  # the pass that computed the image features of `decoder`
     entered: set[tuple[int, str]] = field(default_factory=set)  # entries of this call that have started
     running: set[tuple[int, str]] = field(default_factory=set)  # those that have not returned

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.core import Resize
-from tokensieve.errors import UserError
+from tokensieve.errors import Uncuttable, UserError
 from tokensieve.methods.registry import NEEDS, Place
+from tokensieve.models.packed_tower import PackedTower
 from tokensieve.models.resizing import Size, SizeRule
 from tokensieve.models.tower import Tower
 from tokensieve.plan import Budget, Plan, Step
@@ -134,14 +135,16 @@ def place_plan(
     parts: Mapping[str, nn.Module] | None = None,
     out_is_projected: bool = False,
     has_tiles: bool = False,
+    packed: PackedTower | None = None,
 ) -> list[Cut]:
     """The cuts of a plan in the order of execution: in the tower, then in the decoder.
 
     decoder: its number of layers. out_is_projected: @out is behind the projector. has_tiles: the tower sees tiles of images.
+    packed: the tower, if its batch is one sequence of patches.
     """
     cuts: list[Cut] = []
+    depth = tower.depth if tower is not None else packed.depth if packed is not None else 0
     for step in plan.token_steps:
-        depth = tower.depth if tower is not None else 0
         in_decoder = step.resolved_where(depth, decoder or 0).part == "llm"
         positions = (
             _resolve_decoder_positions(step, decoder, depth) if in_decoder else _resolve_positions(step, depth, decoder or 0)
@@ -151,6 +154,8 @@ def place_plan(
                 raise UserError(f"{step}: two of its places are layer {position_name(layer, part)} of this model; name it once")
             if part == "out" and out_is_projected:
                 _check_projected(step, "-1" if tower is not None and tower.depth else "llm.2")
+            elif part != "llm" and packed is not None:
+                _check_packed(step, layer, part, packed)
             elif layer == 0 and part != "llm" and "attention" in step.method.needs:
                 if tower is not None and tower.no_blocks_reason:
                     raise UserError(f"{step}: {step.method.name} needs the attention of a block, and {tower.no_blocks_reason}")
@@ -160,14 +165,16 @@ def place_plan(
             if budget.scope == "prompt" and decoder is None:
                 raise UserError(f"{step}: this model reads no prompts; write :{replace(budget, scope='image')}")
             runs_in_tower = part != "llm" and not (part == "out" and out_is_projected)
-            is_shared = runs_in_tower and (budget.scope == "prompt" or (has_tiles and budget.scope == "image"))
+            is_shared = (
+                runs_in_tower and packed is None and (budget.scope == "prompt" or (has_tiles and budget.scope == "image"))
+            )
             cuts.append(Cut(step, layer, part, seed * 1000 + len(cuts), budget, number, len(positions), is_shared))
     order = {"attn": 0, "block": 1, "out": 2, "llm": 3}
     cuts.sort(key=lambda cut: (cut.part == "llm", cut.layer, order[cut.part]))
     if any(cut.step.rest == "zero" for cut in cuts[:-1]):
         raise UserError(f"{plan}: rest=zero keeps the length, so nothing can follow it; make it the last step")
-    in_tower = [cut for cut in cuts if cut.part != "llm" and not (cut.part == "out" and out_is_projected)]
-    for before, cut in itertools.pairwise(in_tower):
+    in_batch = [cut for cut in cuts if packed is None and cut.part != "llm" and not (cut.part == "out" and out_is_projected)]
+    for before, cut in itertools.pairwise(in_batch):
         if before.step.method.adaptive and not cut.step.method.adaptive:
             raise UserError(
                 f"{cut.step}: {before.step.method.name} leaves a different number of tokens for each image, so only adaptive "
@@ -190,6 +197,31 @@ def _check_projected(step: Step, place: str) -> None:
         )
     if step.method.layers is not None:
         raise UserError(f"{step}: {step.method.name} needs the attention of earlier blocks; behind the projector there is none")
+
+
+def _check_packed(step: Step, layer: int, part: str, packed: PackedTower) -> None:
+    """Raises Uncuttable if a step cannot stand in a tower whose batch is one sequence of patches."""
+    name, written = step.method.name, f"{step.method.name}@{layer}"
+    if part == "attn":
+        raise Uncuttable(f"{step}: the blocks of this tower run whole; cut behind one, as in {written}")
+    missing = sorted(set(step.method.needs) - {"question"})
+    if missing or step.method.layers is not None:
+        wanted = NEEDS[missing[0]].partition(",")[0] if missing else "the attention of earlier blocks"
+        raise Uncuttable(
+            f"{step}: {name} needs {wanted}, and the tower of this model joins images to one sequence, in which there are only "
+            f"tokens; try {name}@llm.2, or a method that needs tokens only, such as divprune"
+        )
+    if not (step.method.selects and step.rest == "drop") and not (step.merges and not step.keeps_sizes):
+        ways = ["rest=drop"] * step.method.selects + ["sizes=no"] * step.merges + [f"{name}@out"]
+        advice = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
+        raise Uncuttable(
+            f"{step}: the attention of this tower takes no bias on keys, so sizes of merged tokens would be lost; use {advice}"
+        )
+    if step.merges and layer > packed.first_read:
+        raise Uncuttable(
+            f"{step}: the deep features of block {packed.first_read} are made before this cut and would not be merged; merge "
+            f"at @{packed.first_read} or before, or use {name}@out"
+        )
 
 
 def _check_needs(step: Step, layer: int, part: str, tower: Tower | None) -> None:

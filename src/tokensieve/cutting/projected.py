@@ -1,4 +1,5 @@
-"""Cuts at @out behind the projector of a vision-language model: image by image, tile by tile.
+"""Cuts at @out behind the projector of a vision-language model: image by image, tile by tile. (`packed_tower.py` does the same
+inside of a tower.)
 
 The projector (or patch merger) hands over the tokens of each image. A method sees those of one tile, as a grid. The budget of
 an image is shared by its tiles in proportion to their tokens. Tokens that belong to no tile, such as line ends, stay. What the
@@ -55,37 +56,50 @@ class _Chosen:
     k: int  # tokens that are left
 
 
-def cut_projected(
+def open_tiles(layouts: Sequence[ImageTokens], device: torch.device) -> list[TileTokens]:
+    """All tiles of images or videos, without their tokens."""
+    tiles = []
+    for image, layout in enumerate(layouts):
+        for number, tile in enumerate(layout.tiles):
+            frames = None if tile.grid is None else frame_numbers(tile.grid, 1, device)
+            tiles.append(TileTokens(image, number, tile.grid, len(tile.at), tile.at.to(device), []))
+            tiles[-1].frames = None if frames is None else frames[0]
+    return tiles
+
+
+def fill_tiles(
+    tiles: Sequence[TileTokens], streams: Sequence[Sequence[Tensor]], sizes: Sequence[Tensor] | None = None
+) -> list[TileTokens]:
+    """The tiles with their tokens.
+
+    streams: the features, and the deep features of each layer: (N, E) of each image. sizes: (N,) of each image; None: one each.
+    """
+    filled = []
+    for tile in tiles:
+        at, of_image = tile.at, [stream[tile.image] for stream in streams]
+        is_whole = len(at) == len(of_image[0]) and bool((at.diff() == 1).all())
+        own = of_image if is_whole else [stream[at] for stream in of_image]
+        filled.append(replace(tile, streams=own, sizes=None if sizes is None else sizes[tile.image][at]))
+    return filled
+
+
+def cut_tiles(
     cuts: Sequence[Cut],
     chooser: Chooser,
     call: Call,
     first: int,
-    streams: Sequence[Sequence[Tensor]],
-    layouts: Sequence[ImageTokens],
-    sizes: Sequence[Tensor] | None,
+    tiles: list[TileTokens],
     question: Callable[[], Question | None],
     prompts: Callable[[], list[int]],
-) -> Projected:
-    """Applies the cuts to the tokens of all images, or of all videos.
+) -> list[TileTokens]:
+    """Applies the cuts to the tiles of all images, or of all videos.
 
-    first: the number of the first of them among all of the pass. streams: the features, and the deep features of each layer:
-    (N, E) of each image. sizes: (N,) of each image; None: one each. question, prompts: of each image, its question and the
+    first: the number of the first of them among all of the pass. question, prompts: of each image, its question and the
     number of its prompt.
     """
-    device = streams[0][0].device
-    tiles = []
-    for image, layout in enumerate(layouts):
-        for number, tile in enumerate(layout.tiles):
-            at = tile.at.to(device)
-            is_whole = len(at) == layout.total and bool((at.diff() == 1).all())
-            own = [stream[image] if is_whole else stream[image][at] for stream in streams]
-            frames = None if tile.grid is None else frame_numbers(tile.grid, 1, device)
-            tiles.append(TileTokens(image, number, tile.grid, len(at), at, own))
-            tiles[-1].frames = None if frames is None else frames[0]
-            tiles[-1].sizes = None if sizes is None else sizes[image][at]
     for cut in cuts:
         tiles = _ProjectedCut(cut, chooser, call, first).run(tiles, question, prompts)
-    return _assemble(tiles, len(layouts))
+    return tiles
 
 
 @dataclass(frozen=True)
@@ -206,12 +220,12 @@ def _everything(tile: TileTokens) -> _Chosen:
     return _Chosen(Reduction(torch.arange(n, device=tile.at.device)[None], n), 0, n)
 
 
-def _assemble(tiles: Sequence[TileTokens], images: int) -> Projected:
+def assemble(tiles: Sequence[TileTokens]) -> Projected:
     """The tokens of each image, those of several tiles in the order of their placeholders."""
     streams: list[list[Tensor]] = [[] for _ in tiles[0].streams]
     kept, sizes = [], []
     has_sizes = any(tile.sizes is not None for tile in tiles)
-    for image in range(images):
+    for image in range(tiles[-1].image + 1):
         own = [tile for tile in tiles if tile.image == image]
         at = torch.cat([tile.at for tile in own])
         order = torch.arange(len(at), device=at.device) if len(own) == 1 else at.argsort()

@@ -107,10 +107,11 @@ def try_vlm_family(example: Example) -> Line:
     assert vlm is not None
     tower = vlm.tower or vlm.tile_tower
     line = Line(example.name or vlm.family, example.models, "" if tower is None else _prefix(tower, ""))
-    in_tower = WHERES if tower is not None else ("out",) if vlm.out_is_projected else ()
+    is_opened = tower is not None or vlm.packed_tower is not None
+    in_tower = WHERES if is_opened else ("out",) if vlm.out_is_projected else ()
     _try_cuts(line, model, inputs, (*in_tower, LLM))
-    if tower is None:
-        line.reasons.append(vlm.reason.removeprefix(f"{vlm.family} "))
+    if not is_opened:
+        line.reasons.append(vlm.reason)
     line.coarse = ", ".join(_coarse(model, inputs, where) for where in (("2", LLM) if tower is not None else (LLM,)))
     line.pooling = _pooling(model, inputs, LLM, "sizes do not reach it")
     _try_resize(line, model, inputs)
@@ -118,15 +119,18 @@ def try_vlm_family(example: Example) -> Line:
 
 
 def _try_cuts(line: Line, model: nn.Module, inputs: Inputs, wheres: Sequence[str]) -> None:
-    """Tries drops and merges at all these positions, and records in the line what works."""
+    """Tries drops and merges at all these positions, and records in the line what works, and why not what does not."""
+    failures: dict[str, list[str]] = {}  # places by reason
     for positions, rest in ((line.drops, "drop"), (line.merges, "merge")):
         for where in wheres:
+            plan = f"grid@{where}:5(rest={rest})"
             try:
-                _cut(model, inputs, f"grid@{where}:5(rest={rest})")
+                _cut(model, inputs, plan)
             except UserError as error:
-                line.reasons.append(f"{SHOWN[where]} {rest}: {error}")
+                failures.setdefault(str(error).removeprefix(f"{plan}: "), []).append(f"{SHOWN[where]} {rest}")
             else:
                 positions.append(SHOWN[where])
+    line.reasons += [f"{', '.join(places)}: {reason}" for reason, places in failures.items()]
 
 
 def _try_resize(line: Line, model: nn.Module, inputs: Inputs) -> None:

@@ -117,7 +117,7 @@ class StockOracle:
         before = _before_decoder(handle)
         if before and vlm.out_is_projected:
             if any(row.layer != OUT for row in before):
-                return "the tower sees the tiles of an image"
+                return "tiles of images, or squares of their patches, are cut in the tower"
             if any(isinstance(row, UnevenRow) and row.least_out != row.tokens_out for row in before):
                 return "images are left with different numbers of tokens"
             if _tokens_of_image(vlm, inputs) == 0:

@@ -49,6 +49,8 @@ class VlmFamily:
     example: Example
     opens_tower: bool = False  # the decoder gets the tower's tokens one by one, so that the tower can be cut too
     has_tiles: bool = False  # the tower sees tiles of an image, and its inner model packs them with pack_image_features
+    packed_tower: str = ""  # "module:function", (inner model) -> its tower, whose batch is one sequence; "": it is none
+    no_tower: str = ""  # why the tower cannot be opened, where none of these opens it
     images: str = ""  # "module:function", (inner model) -> how it takes images of any size; "": they have one size, or tiles
     layouts: str = ""  # "module:function", image_grid.TokenLayouts: the tokens of each image; "": those of the tower
     video_layouts: str = ""  # the same of videos; "": the model takes none
@@ -127,6 +129,8 @@ _declare(
 
 _GRID = "tokensieve.models.image_grid"
 _QWEN: dict[str, Any] = {
+    "packed_tower": "tokensieve.models.packed_tower:open_packed",
+    "no_tower": "its tower joins the patches of all images to one sequence, and cannot be cut apart from the model",
     "images": "tokensieve.models.qwen_vl:open_images",
     "layouts": f"{_GRID}:qwen_layouts",
     "video_layouts": f"{_GRID}:qwen_video_layouts",
@@ -146,16 +150,27 @@ _declare_vlm("qwen2_5_vl", "Qwen2.5-VL", "Qwen/Qwen2.5-VL-7B-Instruct", **_QWEN)
 _declare_vlm("qwen3_vl", "Qwen3-VL", "Qwen/Qwen3-VL-8B-Instruct", **_QWEN)
 
 _PROMPT, _BLOCKS = "tokensieve.models.image_tiles", "tokensieve.models.image_blocks"
-_declare_vlm("internvl", "InternVL", "OpenGVLab/InternVL3-8B-hf", layouts=f"{_PROMPT}:run_layouts")
-_MARKED: dict[str, Any] = {"decoder": "text_model", "layouts": f"{_PROMPT}:marked_layouts"}
+_SQUARES = "so its tower could lose whole squares only, which is not built"
+_FOLDED = f"its projector folds squares of patches in the complete grid of a tile (pixel shuffle), {_SQUARES}"
+_declare_vlm("internvl", "InternVL", "OpenGVLab/InternVL3-8B-hf", layouts=f"{_PROMPT}:run_layouts", no_tower=_FOLDED)
+_MARKED: dict[str, Any] = {"decoder": "text_model", "layouts": f"{_PROMPT}:marked_layouts", "no_tower": _FOLDED}
 _declare_vlm("idefics3", "Idefics3", "HuggingFaceM4/Idefics3-8B-Llama3", merger="inputs_merger", **_MARKED)
 _declare_vlm("smolvlm", "SmolVLM", "HuggingFaceTB/SmolVLM2-2.2B-Instruct", **_MARKED)
-_POOLED: dict[str, Any] = {"layouts": f"{_GRID}:pooled_layouts", "no_resize": "its images have one size"}
+_POOLED: dict[str, Any] = {
+    "layouts": f"{_GRID}:pooled_layouts",
+    "no_tower": f"its projector averages squares of patches in the complete grid of an image, {_SQUARES}",
+    "no_resize": "its images have one size",
+}
 _declare_vlm("gemma3", "Gemma 3", "google/gemma-3-4b-it", blocks=f"{_BLOCKS}:image_runs", **_POOLED)
 _SECOND = Example("google/paligemma2-3b-mix-224", f"{TINY_VLMS}:paligemma", {"version": 2}, name="PaliGemma 2")
 _PREFIX: dict[str, Any] = {"blocks": f"{_BLOCKS}:prefix", "blocks_pass_window": True}
 _declare_vlm("paligemma", "PaliGemma", "google/paligemma-3b-mix-224", opens_tower=True, others=(_SECOND,), **_PREFIX)
-_declare_vlm("mistral3", "Mistral 3", "mistralai/Mistral-Small-3.1-24B-Instruct-2503", layouts=_SIZED, no_resize=_ROWS)
+_UNFOLDED = (
+    "its tower joins images to one sequence with a mask for all patches, and its projector merges squares of patches in the "
+    f"complete grid of each image, {_SQUARES}"
+)
+_SIZED_ROWS: dict[str, Any] = {"layouts": _SIZED, "no_tower": _UNFOLDED, "no_resize": _ROWS}
+_declare_vlm("mistral3", "Mistral 3", "mistralai/Mistral-Small-3.1-24B-Instruct-2503", **_SIZED_ROWS)
 _COUNTS = "its layers without rotary angles scale each query by its number among the tokens they get, which a cut would change"
 _declare_vlm("llama4", "Llama 4", "meta-llama/Llama-4-Scout-17B-16E-Instruct", no_cut=_COUNTS)
 _CROSS = "its language model looks at images by cross-attention, so the sequence holds no image tokens that could be cut"

@@ -3,7 +3,7 @@
 LLaVA can be cut everywhere: in its tower, at the tower's output (before the projector), and in the decoder. Models that
 rearrange tokens between tower and decoder (tiles with line ends, merged squares of patches) are cut behind the projector, at
 what it hands to the decoder, and in the decoder. Where a tower sees tiles, it is cut too, and what it removed is put back as
-zeros before the tiles are packed.
+zeros before the tiles are packed. A tower that merges squares of patches at its end (Qwen-VL) is cut by whole squares.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from tokensieve.models.decoder import Decoder, open_decoder
 from tokensieve.models.families import VLM_FAMILIES, VlmFamily
 from tokensieve.models.image_blocks import ImageBlocks
 from tokensieve.models.image_grid import IMAGE, VIDEO, TokenLayouts
+from tokensieve.models.packed_tower import PackedTower
 from tokensieve.models.qwen_vl import QwenImages
 from tokensieve.models.tower import Tower
 from tokensieve.registry import resolve
 
 SIZED_TOWERS = ("pixtral",)  # model types of towers that take images of any size, in families whose other towers can be cut
+NO_SIZED_TOWER = "its tower joins images to one sequence with a mask for all patches; that these follow a cut is not built"
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Vlm:
     images: QwenImages | None = None  # how it takes images of any size; None: they are those of the tower, or of tiles
     layouts: dict[str, TokenLayouts] = field(default_factory=dict)  # by medium: its tokens; none: those of the tower
     tile_tower: Tower | None = None  # sees the tiles of images
+    packed_tower: PackedTower | None = None  # its batch is one sequence of patches
     no_resize_reason: str = ""  # why images cannot be made smaller, where there is neither a tower nor `images`
     merger: str = "get_placeholder_mask"  # the method of `inner` that gets input_ids, inputs_embeds and the image features
     blocks: ImageBlocks | None = None  # tokens that see each other in both directions; None: there are none
@@ -74,6 +77,8 @@ def open_vlm(model: nn.Module) -> Vlm | None:
     try:
         tower = _tower(inner, family)
     except Uncuttable as error:
+        if family.packed_tower:
+            vlm.packed_tower = resolve(family.packed_tower)(inner)
         if family.images:
             return replace(vlm, reason=error.reason, images=resolve(family.images)(inner))
         has_own_reason = family.opens_tower and not vlm.layouts
@@ -101,12 +106,10 @@ def _folder(base: type) -> str:
 def _tower(inner: Any, family: VlmFamily) -> Tower:
     """The tower up to the layer whose tokens the model takes."""
     if not (family.opens_tower or family.has_tiles):
-        raise Uncuttable(
-            f"{family.title} rearranges the patches of its tower, so none can be missing there; use @out or @llm.0"
-        )
+        raise Uncuttable(f"{family.no_tower}; use @out or @llm.0")
     config = inner.config
     if config.vision_config.model_type in SIZED_TOWERS:
-        raise Uncuttable("its tower joins images of any size to one sequence; use @out or @llm.0")
+        raise Uncuttable(f"{NO_SIZED_TOWER}; use @out or @llm.0")
     tower = hf.open_tower(inner.vision_tower)
     if tower is None:
         raise Uncuttable(
