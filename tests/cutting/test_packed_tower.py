@@ -351,7 +351,7 @@ def test_gradients_reach_the_patches_that_are_left() -> None:
 def test_what_is_refused_says_why(plan: str, reason: str) -> None:
     model, _ = relative("qwen2_vl")
     before = snapshot(model)
-    with pytest.raises(UserError, match=reason):
+    with pytest.raises(UserError if "@4" in plan else Uncuttable, match=reason):
         tokensieve.apply(model, plan)
     assert_untouched(model, before)
 

@@ -13,7 +13,7 @@ import tokensieve
 from tests.support.rounding import assert_near
 from tests.support.vlm_models import IMAGE, VARYING, in_float64, relative
 from tokensieve.cutting.cache import cached_length
-from tokensieve.errors import Uncuttable, UserError
+from tokensieve.errors import UserError
 from tokensieve.models.registry import open_vlm
 
 PLAN = "grid@llm.0:80% + anchor@llm.2:50%(k=2)"

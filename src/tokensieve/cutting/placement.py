@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.core import Resize
-from tokensieve.errors import UserError
+from tokensieve.errors import Uncuttable, UserError
 from tokensieve.methods.registry import NEEDS, Place
 from tokensieve.models.packed_tower import PackedTower
 from tokensieve.models.resizing import Size, SizeRule
@@ -195,25 +195,25 @@ def _check_projected(step: Step, place: str) -> None:
 
 
 def _check_packed(step: Step, layer: int, part: str, packed: PackedTower) -> None:
-    """Raises a UserError if a step cannot stand in a tower whose batch is one sequence of patches."""
+    """Raises Uncuttable if a step cannot stand in a tower whose batch is one sequence of patches."""
     name, written = step.method.name, f"{step.method.name}@{layer}"
     if part == "attn":
-        raise UserError(f"{step}: the blocks of this tower run whole; cut behind one, as in {written}")
+        raise Uncuttable(f"{step}: the blocks of this tower run whole; cut behind one, as in {written}")
     missing = sorted(set(step.method.needs) - {"question"})
     if missing or step.method.layers is not None:
         wanted = NEEDS[missing[0]].partition(",")[0] if missing else "the attention of earlier blocks"
-        raise UserError(
+        raise Uncuttable(
             f"{step}: {name} needs {wanted}, and the tower of this model joins images to one sequence, in which there are only "
             f"tokens; try {name}@llm.2, or a method that needs tokens only, such as divprune"
         )
     if not (step.method.selects and step.rest == "drop") and not (step.merges and not step.keeps_sizes):
         ways = ["rest=drop"] * step.method.selects + ["sizes=no"] * step.merges + [f"{name}@out"]
         advice = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
-        raise UserError(
+        raise Uncuttable(
             f"{step}: the attention of this tower takes no bias on keys, so sizes of merged tokens would be lost; use {advice}"
         )
     if step.merges and layer > packed.first_read:
-        raise UserError(
+        raise Uncuttable(
             f"{step}: the deep features of block {packed.first_read} are made before this cut and would not be merged; merge "
             f"at @{packed.first_read} or before, or use {name}@out"
         )
