@@ -608,7 +608,7 @@ def main() -> None:
             if task.model not in subjects:
                 subjects[task.model] = load_subject(task, args.batch_size, args.eval_flags)
                 name = args.model_name if task.name == PHOTOS else task.model
-                subjects[task.model].costs = known_costs(args.folder, name, args)
+                subjects[task.model].costs = {} if args.again else known_costs(args.folder, name, args)
             run_task(task, subjects[task.model], methods, args)
 
 
