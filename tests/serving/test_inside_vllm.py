@@ -254,7 +254,7 @@ def test_the_encoders_budget_counts_what_stays(inside: SimpleNamespace) -> None:
         assert info.get_mm_max_tokens_per_item(4096, {"image": 1}) == {"image": tokens}
     info = inside.qwen.Qwen2Info()
     info.get_hf_config = lambda: as_config(QWEN, tokensieve_plan="cover@llm.0:-1000")
-    with pytest.raises(ValueError, match="tokensieve: .*leaves no token of an image that has 1000"):
+    with pytest.raises(ValueError, match=r"tokensieve: .*leaves no token of an image that has 1000"):
         info.get_mm_max_tokens_per_item(4096, {"image": 1})
 
 

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.vllm_server.reporting import report
-from tests.vllm_server.server import LLAVA, Client, Server, ask
+from tests.vllm_server.server import LLAVA, Client, Server, ask, content
 
-RUNNING = "vllm:num_requests_running"
+RUNNING, GENERATED = "vllm:num_requests_running", "vllm:generation_tokens_total"
+CLIENTS, LONG = 4, 400  # tokens
 SEND = """
 import sys, urllib.request
 body = open(sys.argv[2], 'rb').read()
@@ -46,7 +47,7 @@ def check_bad_input(server: Server, data: dict[str, Any], plan: str) -> None:
 
     reply = ask(server, text_only)
     report("a question without an image", bool(reply.choices), "answered from the text alone")
-    kill_clients(server)
+    kill_clients(server, good["image"])
 
     async def once_more(client: Client) -> str:
         return await client.answer([good["image"]], good["question"])
@@ -54,18 +55,22 @@ def check_bad_input(server: Server, data: dict[str, Any], plan: str) -> None:
     report("the server goes on", ask(server, once_more) == data["answers"][plan]["one"][0], "and answers as before")
 
 
-def kill_clients(server: Server) -> None:
-    """Ends clients while the server works for them: it lets go of their requests."""
+def kill_clients(server: Server, image: str) -> None:
+    """Ends clients while the server works for them: it lets go of their requests, and generates no more for them."""
     body = server.log.with_suffix(".body.json")
-    message = {"role": "user", "content": [{"type": "text", "text": "what is red ?"}]}
-    body.write_text(json.dumps({"model": LLAVA, "messages": [message], "max_tokens": 400, "ignore_eos": True}))
+    message = {"role": "user", "content": content([image], "what is red ?")}
+    body.write_text(json.dumps({"model": LLAVA, "messages": [message], "max_tokens": LONG, "ignore_eos": True}))
     command = [sys.executable, "-c", SEND, f"{server.url}/v1/chat/completions", str(body)]
-    clients = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(4)]
-    ran = until(lambda: server.metric(RUNNING) > 0, 30)
+    before = server.metric(GENERATED)
+    clients = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(CLIENTS)]
+    ran = until(lambda: server.metric(RUNNING) == CLIENTS, 60)
     for client in clients:
         client.kill()
         client.wait()
-    report("killed clients", ran and until(lambda: server.metric(RUNNING) == 0, 30), "their requests are let go")
+    ended = until(lambda: server.metric(RUNNING) == 0, 30)
+    generated = server.metric(GENERATED) - before
+    detail = f"{generated:.0f} of {CLIENTS * LONG} tokens were generated for {CLIENTS} clients with an image"
+    report("killed clients", ran and ended and 0 < generated < CLIENTS * LONG, detail)
 
 
 def until(holds: Callable[[], bool], seconds: float) -> bool:

@@ -192,7 +192,7 @@ def sdtps(view: View, keep: int, *, aggregation: Aggregation = "mix") -> Reducti
 
 def _by_modality(x: Tensor, modalities: int) -> Sequence[Tensor]:
     """The rows of each modality, as many of each. In a graph, chunk would fix the size of the batch."""
-    return x.unflatten(0, (modalities, -1)).unbind()
+    return list(x.unflatten(0, (modalities, -1)))
 
 
 def _mix(selected: Sparse, aggregate: TokenAggregation) -> Reduction:

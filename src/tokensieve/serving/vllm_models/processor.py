@@ -1,7 +1,7 @@
 """The processors of vLLM's models under a plan: prompts get as many image tokens as stay.
 
-Each image goes to the model with five numbers: its grid (h, w) of tokens before the cut, a hash of its pixels and grid in two parts,
-and how many of the tokens are line ends, which stay.
+Each image goes to the model with five numbers: its grid (h, w) of tokens before the cut, a hash of its pixels and grid in two
+parts, and how many of the tokens are line ends, which stay.
 """
 
 from __future__ import annotations
