@@ -5,8 +5,9 @@
 
 Several methods share a plan, each at a block of its own; if that fails, each is tried alone. Outputs are compared with those
 of eager mode: torch.compile(fullgraph=True) and torch.export, each with one graph for batches of any size. Methods that say
-they cannot be in a graph are tried alone on open_clip. Those that need more than the image are left out. Random weights,
-float32, one file for each family.
+they cannot be in a graph are tried alone on open_clip. On open_clip the graphs are run in ONNX Runtime too; translating them to
+ONNX takes ten times as long as the rest. Those that need more than the image are left out. Random weights, float32, one file
+for each family.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from torch import Tensor, nn
 import tokensieve
 from tokensieve import files, provenance
 from tokensieve.errors import one_line
-from tokensieve.exporting import graph
+from tokensieve.exporting import graph, verify
 from tokensieve.exporting.encoders import ImageEncoder
-from tokensieve.exporting.limits import OUTSIDE, no_file_reason, no_graph_reason
+from tokensieve.exporting.limits import OUTSIDE, no_file_reason, no_graph_reason, no_onnx_reason
 from tokensieve.methods.registry import Method, get_method, list_methods
 from tokensieve.models.registry import open_tower
 from tokensieve.plan import Plan
@@ -36,24 +37,25 @@ from tokensieve.testing import tiny_models
 from tokensieve.training.learned_selector.learner import build_part
 
 SIDE = 64  # pixels: 8 x 8 patches
+DEPTH = 7  # blocks; nothing is cut behind the last, where a CLS feature does not change
 FAMILIES: dict[str, Callable[[], nn.Module]] = {
-    "open_clip": lambda: tiny_models.open_clip_model(image_size=SIDE, layers=7).visual,
-    "timm": lambda: tiny_models.timm_model(img_size=SIDE, depth=7, global_pool="avg"),
+    "open_clip": lambda: tiny_models.open_clip_model(image_size=SIDE, layers=DEPTH).visual,
+    "timm": lambda: tiny_models.timm_model(img_size=SIDE, depth=DEPTH, global_pool="avg"),
     "CLIP": lambda: tiny_models.hf_model("CLIPVision", image_size=SIDE, num_hidden_layers=7),
     "SigLIP": lambda: tiny_models.hf_model("SiglipVision", image_size=SIDE, num_hidden_layers=7),
     "DINOv2": lambda: tiny_models.hf_model("Dinov2", image_size=SIDE, num_hidden_layers=7),
 }
-REFUSED = "open_clip"  # where methods are tried that say they cannot be in a graph
+THOROUGH = "open_clip"  # where ONNX Runtime is tried, and methods that say they cannot be in a graph
 TOGETHER = 6  # methods of a plan
-BUDGETS = {"pyramiddrop": "60%", "atc": "50%"}  # where it is no number of tokens to remove
+BUDGETS = {"pyramiddrop": ":60%", "atc": ":50%", "sdtps": ""}  # where it is no number of tokens to remove
 BATCHES = (2, 5)
 RESULTS = Path(__file__).parent / "results"
 
 
 def plan_of(names: list[str]) -> str:
-    """A plan that removes four tokens by each method, each at a block of its own."""
-    steps = [f"{name}@{at}:{BUDGETS.get(name, '-4')}" for at, name in enumerate(names, 1)]
-    return " + ".join(steps)
+    """A plan that removes four tokens by each method, each at a block of its own; last those that need earlier blocks."""
+    ordered = sorted(names, key=lambda name: get_method(name).layers is not None)
+    return " + ".join(f"{name}@{at}{BUDGETS.get(name, ':-4')}" for at, name in enumerate(ordered, DEPTH - len(names)))
 
 
 def has_module(method: Method) -> bool:
@@ -95,7 +97,18 @@ def exported(encoder: nn.Module) -> Callable[[Tensor], Tensor]:
     return module
 
 
-ENGINES = {"compile": compiled, "export": exported}
+def in_onnx(encoder: ImageEncoder) -> Callable[[Tensor], Tensor]:
+    """ONNX Runtime on the CPU."""
+    run = verify.run_onnx(graph.onnx_file(graph.trace(encoder, images(3)), {}, encoder.outputs))
+    return lambda x: run(x)[0]
+
+
+ENGINES: dict[str, Callable[[ImageEncoder], Callable[[Tensor], Tensor]]] = {
+    "compile": compiled,
+    "export": exported,
+    "onnx": in_onnx,
+}
+REASONS = {"compile": no_graph_reason, "export": no_file_reason, "onnx": no_onnx_reason}
 
 
 def images(batch: int) -> Tensor:
@@ -134,11 +147,13 @@ def measure(family: str) -> None:
         return str(known[key]["error"])
 
     methods = [m for m in list_methods() if not m.on_image and m.name != "none" and not OUTSIDE.keys() & set(m.needs)]
-    for engine, reason in (("compile", no_graph_reason), ("export", no_file_reason)):
+    for engine, reason in REASONS.items():
+        if engine == "onnx" and family != THOROUGH:
+            continue
         able = [method.name for method in methods if not reason(method)]
         groups = [able[start : start + TOGETHER] for start in range(0, len(able), TOGETHER)]
         failed = [name for names in groups if once(names, engine) for name in names]
-        refused = [method.name for method in methods if reason(method)] if family == REFUSED else []
+        refused = [method.name for method in methods if reason(method)] if family == THOROUGH and engine != "onnx" else []
         for name in [*failed, *refused]:
             once([name], engine)
 

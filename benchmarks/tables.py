@@ -7,6 +7,7 @@ Replaces everything between <!-- table:NAME --> and <!-- /table -->.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import statistics
@@ -17,12 +18,15 @@ from typing import Any
 
 import scale
 
+from tokensieve.embedded import llava_path
+from tokensieve.errors import UserError
 from tokensieve.evaluation.results import plain_name
 from tokensieve.exporting.limits import no_file_reason, no_graph_reason, no_onnx_reason
 from tokensieve.leaderboard import markdown
 from tokensieve.leaderboard.rows import read_folder
 from tokensieve.methods.registry import list_methods
 from tokensieve.plan.mixes import MIXES
+from tokensieve.serving.served_plan import read_served_plan
 from tokensieve.tasks.registry import is_percent
 
 ROOT = Path(__file__).parent.parent
@@ -766,6 +770,44 @@ def export_limits() -> str:
     return table(["method", "one graph", ".pt2", ".onnx", "why not"], rows)
 
 
+def serving_methods() -> str:
+    """Methods that vLLM can carry out, by where."""
+    llava = json.loads((llava_path() / "config.json").read_text(encoding="utf-8"))
+    qwen = {"architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+
+    def names(config: dict[str, Any], place: str) -> list[str]:
+        found = []
+        for method in list_methods():
+            with contextlib.suppress(UserError):
+                if not method.on_image and read_served_plan(config | {"tokensieve_plan": f"{method.name}@{place}:60"}):
+                    found.append(method.name)
+        return found
+
+    everywhere = names(qwen, "llm.0")
+    with_attention = [name for name in names(llava, "out") if name not in everywhere]
+    rows = [["without attention", everywhere], ["with attention", with_attention]]
+    return table(["methods", "names"], [[kind, ", ".join(f"`{name}`" for name in found)] for kind, found in rows])
+
+
+def export_matrix() -> str:
+    """Of the methods that say they can be in a graph: how many are, by family and engine."""
+    rows = []
+    for found in read("export_matrix_*.json"):
+        cells = [found["family"]]
+        for engine, reason in (("compile", no_graph_reason), ("export", no_file_reason), ("onnx", no_onnx_reason)):
+            done = [row for row in found["rows"] if row["engine"] == engine]
+            able = {method.name for method in list_methods() if not reason(method)}
+            tried = {name for row in done for name in row["methods"]} & able
+            good = [row for row in done if not row["error"]]
+            works = {name for row in good for name in row["methods"]}
+            missing = "".join(f", not `{name}`" for name in sorted(tried - works))
+            cells.append(f"{len(works)} of {len(tried)}{missing}" if tried else "not tried")
+            cells.append(f"{max(row['difference'] for row in good):.0e}" if good else "")
+        rows.append(cells)
+    heads = [[engine, "largest difference"] for engine in ("torch.compile", "torch.export", "ONNX Runtime")]
+    return table(["tower", *(head for pair in heads for head in pair)], rows)
+
+
 def video_speed() -> str:
     """Prefill of videos under plans, against the stock model on as few tokens."""
     (found,) = read("video_speed.json")
@@ -866,6 +908,8 @@ def serving_random() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "onnx_speed": onnx_speed,
     "export_limits": export_limits,
+    "export_matrix": export_matrix,
+    "serving_methods": serving_methods,
     "scale": scale.costs,
     "scale_assumptions": scale.assumptions,
     "suite": suite,

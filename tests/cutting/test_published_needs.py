@@ -143,6 +143,14 @@ def test_only_adaptive_methods_follow_an_adaptive_one_in_a_tower() -> None:
         Handle(open_clip_model(), Plan(steps))
 
 
+def test_a_block_that_has_not_run_is_an_error_when_the_plan_is_made() -> None:
+    model = open_clip_model(layers=6).visual  # hiprune reads block 2 of 6
+    with pytest.raises(UserError, match=r"hiprune@1:8: hiprune needs the attention of block 2, which .* use it at @2 or later"):
+        Handle(model, Plan.parse("hiprune@1:8"))
+    with Handle(model, Plan.parse("hiprune@2:8")), torch.no_grad():
+        assert model(torch.randn(1, 3, 32, 32)).shape == (1, 16)
+
+
 def test_earlier_blocks_are_seen_among_the_tokens_that_are_left() -> None:
     torch.manual_seed(0)
     model: Any = open_clip_model().eval()

@@ -89,6 +89,26 @@ def test_wrong_plans_are_refused_when_the_model_is_made(lmms_eval: None) -> None
             planned_class()(pretrained=vlm_models.llava(), plan=plan, device="cpu")
 
 
+def test_a_model_that_is_not_there_ends_the_run(lmms_eval: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: StubLlava, pretrained: str, **kwargs: Any) -> None:
+        raise OSError(f"{pretrained} does not appear\nto have a file named config.json")
+
+    monkeypatch.setattr(StubLlava, "__init__", load)
+    with pytest.raises(SystemExit, match="tokensieve: error: OSError: /no/such does not appear to have a file") as ended:
+        planned_class()(pretrained="/no/such", plan="grid@out:4", device="cpu")
+    assert isinstance(ended.value.code, str)  # so the exit code is 1
+
+
+def test_an_error_of_the_processor_ends_the_run(lmms_eval: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def process(self: StubLlava, requests: list[Any]) -> list[str]:
+        raise ValueError("Image features and image tokens do not match")
+
+    monkeypatch.setattr(StubLlava, "generate_until", process)
+    planned = planned_class()(pretrained=vlm_models.llava(), plan="grid@out:4", device="cpu")
+    with pytest.raises(SystemExit, match="ValueError: Image features and image tokens do not match"):
+        planned.generate_until([{}])
+
+
 def test_failures_are_raised_once_and_only_then() -> None:
     class Model:
         calls = 0

@@ -14,7 +14,7 @@ from tokensieve.embedded import llava_path
 from tokensieve.errors import UserError
 from tokensieve.methods import get_method, list_methods
 from tokensieve.scoring import Attention
-from tokensieve.serving.choosing import ImageCutter, in_raster_order
+from tokensieve.serving.choosing import OBJECTS, REMEMBERED, ImageCutter, in_raster_order, size_of
 from tokensieve.serving.served_plan import ServedPlan, read_served_plan
 
 CONFIG = json.loads((llava_path() / "config.json").read_text())
@@ -48,11 +48,11 @@ def served_methods() -> list[str]:
     return names
 
 
-def choose(cutter: ImageCutter, tokens: Tensor, hashes: list[int]) -> Any:
+def choose(cutter: ImageCutter, tokens: Tensor, hashes: list[int], attention: Attention | None = None) -> Any:
     method = cutter.plan.step.method
     depth = cutter.plan.depth
     earlier = {number: attention_of(len(tokens), number) for number in (() if method.layers is None else method.layers(depth))}
-    attention = attention_of(len(tokens))
+    attention = attention or attention_of(len(tokens))
     return cutter.choose(
         tokens, hashes, prefix=tokens[:, :1] + 1, grid=(SIDE, SIDE), attention=attention, earlier=earlier | {depth: attention}
     )
@@ -93,13 +93,55 @@ def test_an_image_that_comes_again_keeps_its_tokens(text: str) -> None:
 
 
 def test_images_are_forgotten_in_the_order_of_their_last_use() -> None:
-    cutter = ImageCutter(plan_for("divprune@out:40"), remembered=2)
+    cutter = ImageCutter(plan_for("divprune@out:40"), remembered=2 * (OBJECTS + 40 * 2))
     before = choose(cutter, tokens_of(1, seed=1), [1]).index
     choose(cutter, tokens_of(1, seed=2), [2])
     choose(cutter, tokens_of(1, seed=3), [1])  # used again
     choose(cutter, tokens_of(1, seed=3), [3])  # 2 is forgotten
     assert torch.equal(choose(cutter, tokens_of(1, seed=4), [1]).index, before)
     assert len(cutter._known) == 2 and (2, N) not in cutter._known
+
+
+def test_what_is_remembered_is_small_and_has_a_limit_in_bytes() -> None:
+    cutter = ImageCutter(plan_for("visionzip@out:64"))
+    choose(cutter, tokens_of(2), [1, 2])
+    choose(cutter, tokens_of(2), [3, 3])  # an image twice in a batch is stored once
+    stored = list(cutter._known.values())
+    tensors = [value for each in stored for value in vars(each).values() if isinstance(value, Tensor)]
+    assert len(stored) == 3 and all(each.is_floating_point() or each.dtype == torch.int16 for each in tensors)
+    assert cutter._bytes == sum(map(size_of, stored)) and size_of(stored[0]) < OBJECTS + 6 * N + 2 * 64
+    assert cutter.remembered == REMEMBERED == 128 << 20
+    limited = ImageCutter(plan_for("atc@out:64"), remembered=100_000)  # mixtures take more
+    for number in range(40):
+        choose(limited, tokens_of(1, seed=number), [number])
+    assert limited._bytes == sum(map(size_of, limited._known.values())) <= 100_000
+    tiny = ImageCutter(plan_for("divprune@out:40"), remembered=1)
+    assert choose(tiny, tokens_of(2), [1, 2]).k == 40 and not tiny._known and not tiny._bytes
+
+
+UNUSABLE = {
+    "one NaN": lambda x: x.index_fill(-2, torch.tensor([5]), torch.nan),
+    "NaN": lambda x: x * torch.nan,
+    "infinity": lambda x: x * torch.inf,
+    "beyond half precision": lambda x: (x * 3e4).half(),
+}
+
+
+@pytest.mark.parametrize("change", UNUSABLE)
+@pytest.mark.parametrize("name", served_methods())
+def test_numbers_that_are_not_finite_do_not_end_the_server(name: str, change: str) -> None:
+    """The image keeps as many tokens as was promised; another of its batch keeps those that it would keep alone."""
+    cutter, tokens = ImageCutter(plan_for(f"{name}@out:60")), tokens_of(2)
+    bad = UNUSABLE[change](tokens)
+    if bad.dtype == torch.float32:
+        bad[1] = tokens[1]
+    clean = attention_of(2)
+    q, k, v = (torch.cat([UNUSABLE[change](x[:1]).to(x), x[1:]]) for x in (clean.q, clean.k, clean.v))
+    made = choose(cutter, bad, [1, 2], Attention(q, k, 1, 8**-0.5, v=v))
+    assert made.k == cutter.plan.kept(N) == made.apply(bad).shape[1] and int(made.index.max()) < N
+    if bad.dtype == torch.float32:
+        alone = choose(ImageCutter(cutter.plan), tokens, [1, 2])
+        assert torch.equal(made.index[1], alone.index[1])
 
 
 def test_one_batch_decides_as_single_images_do() -> None:

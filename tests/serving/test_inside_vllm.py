@@ -14,6 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+import tokensieve
+from tests.support import vlm_models
+from tokensieve.core import Reduction, View
+from tokensieve.cutting.choice import Chooser
 from tokensieve.embedded import llava_path
 
 LLAVA = json.loads((llava_path() / "config.json").read_text())
@@ -23,8 +27,67 @@ QWEN = {
     "text_config": {"rope_parameters": {"rope_type": "default"}, "max_position_embeddings": 64},
     "vision_config": {},
 }
+
+
+class StockConfig(SimpleNamespace):
+    """vLLM's ModelConfig."""
+
+    def _try_verify_and_update_model_config(self) -> None:
+        self.is_verified = True
+
+
+class Stock:
+    """A model of vLLM."""
+
+    hf_to_vllm_mapper = "stock"
+    _processor_factory = SimpleNamespace(info=object, processor=object, dummy_inputs=object)
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        self.config = vllm_config.model_config.hf_config
+        self.passes: list[int] = []  # the number of images in each pass of the tower
+
+    def embed_multimodal(self, **kwargs: Any) -> Any:
+        return kwargs
+
+    def modules(self) -> list[Any]:
+        return []
+
+
+class StockQwen(Stock):
+    """Flat patches, of which the patch merger makes one token of four."""
+
+    def embed_multimodal(self, **kwargs: Any) -> Any:
+        return self._process_image_input(kwargs)
+
+    def _process_image_input(self, image_input: Any) -> Any:
+        counts = (image_input["image_grid_thw"].prod(1) // 4).tolist()
+        self.passes.append(len(counts))
+        return list(image_input["pixel_values"][::4].split(counts))
+
+
+class StockTiled(Stock):
+    """A tile of an image gives four tokens."""
+
+    def embed_multimodal(self, **kwargs: Any) -> Any:
+        return self._process_image_input(kwargs)
+
+    def _process_image_input(self, image_input: Any) -> Any:
+        self.passes.append(len(image_input["image_sizes"]))
+        return [pixels.reshape(4 * len(pixels), -1) for pixels in image_input["pixel_values"]]
+
+
+class StockMapper:
+    """Of names of weights."""
+
+    def __init__(self, **names: Any) -> None: ...
+
+    def __ror__(self, other: str) -> str:
+        return other
+
+
 STAND_INS: dict[str, dict[str, Any]] = {
     "vllm": {},
+    "vllm.config": {"ModelConfig": StockConfig},
     "vllm.model_executor": {},
     "vllm.model_executor.models": {},
     "vllm.model_executor.models.config": {"MODELS_CONFIG_MAP": {}, "VerifyAndUpdateConfig": object},
@@ -33,7 +96,19 @@ STAND_INS: dict[str, dict[str, Any]] = {
     "vllm.multimodal": {"MULTIMODAL_REGISTRY": SimpleNamespace(register_processor=lambda *of, **makers: lambda cls: cls)},
     "vllm.multimodal.inputs": {"MultiModalFieldConfig": SimpleNamespace(batched=lambda *of, **how: (of, how))},
     "vllm.multimodal.processing": {"PromptUpdate": object},
+    "vllm.model_executor.models.utils": {"WeightsMapper": StockMapper},
 }
+STOCK_MODELS = {  # by module: how the names of its classes begin, and its model
+    "qwen2_vl": ("Qwen2VL", StockQwen),
+    "qwen2_5_vl": ("Qwen2_5_VL", StockQwen),
+    "qwen3_vl": ("Qwen3VL", StockQwen),
+    "llava_next": ("LlavaNext", StockTiled),
+    "llava_onevision": ("LlavaOnevision", StockTiled),
+}
+for _name, (_title, _model) in STOCK_MODELS.items():
+    _info = type("Info", (), {"get_max_image_tokens": lambda self: 1000})
+    _classes = {"ForConditionalGeneration": _model, "ProcessingInfo": _info, "MultiModalProcessor": type("Processor", (), {})}
+    STAND_INS[f"vllm.model_executor.models.{_name}"] = {f"{_title}{end}": each for end, each in _classes.items()}
 
 
 class Config(SimpleNamespace):
@@ -62,6 +137,9 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         "processor": "vllm_models.processor",
         "lines": "vllm_models.line_positions",
         "model": "vllm_models.model",
+        "names": "vllm_models.names",
+        "qwen": "vllm_models.qwen",
+        "tiled": "vllm_models.llava_next",
     }
     for name in names.values():
         monkeypatch.delitem(sys.modules, f"tokensieve.serving.{name}", raising=False)
@@ -73,23 +151,8 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 def vllm_config(config: Config) -> Any:
     multimodal = SimpleNamespace(video_pruning_rate=None, enable_mm_embeds=False)
     scheduler = SimpleNamespace(max_num_batched_tokens=512, max_num_encoder_input_tokens=512)
-    model = SimpleNamespace(hf_config=config, multimodal_config=multimodal)
+    model = StockConfig(hf_config=config, multimodal_config=multimodal, architecture=config.architectures[0])
     return SimpleNamespace(model_config=model, scheduler_config=scheduler)
-
-
-class Stock:
-    """A model of vLLM."""
-
-    hf_to_vllm_mapper = "stock"
-
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        self.config = vllm_config.model_config.hf_config
-
-    def embed_multimodal(self, **kwargs: Any) -> dict[str, Any]:
-        return kwargs
-
-    def modules(self) -> list[Any]:
-        return []
 
 
 def make_model(inside: SimpleNamespace, config: Config) -> Any:
@@ -142,9 +205,142 @@ def test_what_cannot_be_served_ends_the_start(inside: SimpleNamespace) -> None:
         inside.config.PlanHooks.verify_and_update_model_config(embeds.model_config)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config", "reason"),
+    [
+        (
+            "InternVLChatModel",
+            {"architectures": ["InternVLChatModel"], "tokensieve_plan": "cover@llm.0:25%"},
+            "InternVLChatModel",
+        ),
+        (
+            "LlamaForCausalLM",
+            {"architectures": ["LlamaForCausalLM"], "image_pruning_rate": 0.5},
+            "LlamaForCausalLM cannot be cut",
+        ),
+        ("TransformersMultiModalForCausalLM", LLAVA | {"tokensieve_plan": "cover@out:49"}, "Leave --model-impl out"),
+    ],
+)
+def test_a_model_that_would_ignore_its_plan_ends_the_start(
+    inside: SimpleNamespace, architecture: str, config: dict[str, Any], reason: str
+) -> None:
+    inside.config.refuse_other_models()
+    inside.config.refuse_other_models()  # plug-ins may be loaded twice
+    wrong = vllm_config(as_config(config)).model_config
+    wrong.architecture = architecture
+    with pytest.raises(ValueError, match=f"tokensieve: .*{reason}"):
+        wrong._try_verify_and_update_model_config()
+    assert not hasattr(wrong, "is_verified")
+    without = {name: value for name, value in config.items() if name not in ("tokensieve_plan", "image_pruning_rate")}
+    for keys in ({}, {"tokensieve_plan": "none"}, {"image_pruning_rate": 0}):
+        right = vllm_config(as_config(without, **keys)).model_config
+        right.architecture = architecture
+        right._try_verify_and_update_model_config()
+        assert right.is_verified  # by vLLM
+
+
+def test_a_family_with_a_plan_starts(inside: SimpleNamespace) -> None:
+    inside.config.refuse_other_models()
+    model_config = vllm_config(as_config(LLAVA, tokensieve_plan="cover@out:49")).model_config
+    model_config._try_verify_and_update_model_config()
+    assert model_config.is_verified
+
+
+def test_the_encoders_budget_counts_what_stays(inside: SimpleNamespace) -> None:
+    """vLLM compares it with the tokens of an image in the prompt."""
+    for plan, tokens in (("cover@llm.0:25%", 250), ("divprune@llm.0:40", 40)):
+        info = inside.qwen.Qwen2Info()
+        info.get_hf_config = lambda plan=plan: as_config(QWEN, tokensieve_plan=plan)
+        assert info.get_mm_max_tokens_per_item(4096, {"image": 1}) == {"image": tokens}
+    info = inside.qwen.Qwen2Info()
+    info.get_hf_config = lambda: as_config(QWEN, tokensieve_plan="cover@llm.0:-1000")
+    with pytest.raises(ValueError, match=r"tokensieve: .*leaves no token of an image that has 1000"):
+        info.get_mm_max_tokens_per_item(4096, {"image": 1})
+
+
 def rows_for(inside: SimpleNamespace, *grids: tuple[int, int]) -> torch.Tensor:
     made = torch.Generator().manual_seed(0)
     return torch.stack([inside.processor.image_row(torch.randn(3, 4, generator=made), grid) for grid in grids])
+
+
+@pytest.mark.parametrize("budget, passes", [(24, [1, 1, 1, 1, 1]), (60, [2, 2, 1]), (1000, [5])])
+def test_images_are_encoded_in_batches_within_the_budget(inside: SimpleNamespace, budget: int, passes: list[int]) -> None:
+    """The tower gets as many images at a time as the budget of tokens before the cut allows, and each image as if alone."""
+    made = torch.Generator().manual_seed(0)
+    of_qwen = as_config(QWEN, tokensieve_plan="divprune@llm.0:50%")
+    qwen = inside.qwen.CutQwen3(vllm_config=vllm_config(of_qwen))
+    grids = torch.tensor([[1, 8, 12]] * 5)  # patches; 24 tokens
+    pixels = torch.randn(5 * 96, 8, generator=made)
+    of_tiles = as_config({**QWEN, "architectures": ["LlavaNextForConditionalGeneration"]}, tokensieve_plan="divprune@llm.0:50%")
+    tiled = inside.tiled.CutLlavaNext(vllm_config=vllm_config(of_tiles))
+    tiles = torch.randn(5, 6, 4, 8, generator=made)  # 24 tokens
+    for model, images, grid in (
+        (qwen, {"pixel_values": pixels, "image_grid_thw": grids}, (4, 6)),
+        (tiled, {"pixel_values": tiles, "image_sizes": torch.ones(5, 2)}, (1, 24)),
+        (tiled, {"pixel_values": list(tiles), "image_sizes": torch.ones(5, 2)}, (1, 24)),  # images with other numbers of tiles
+    ):
+        model.places_of_line_ends = lambda n, line_ends: torch.arange(0)
+        model.encoder_budget, model.passes = budget, []
+        rows = rows_for(inside, *[grid] * 5)
+        out = model.embed_multimodal(tokensieve_image=rows, **images)
+        assert model.passes == passes
+        tokens = pixels[::4].split(24) if model is qwen else tiles.reshape(5, 24, 8)
+        for each, features in zip(out, tokens, strict=True):
+            index = (each[:, -3] * grid[1] + each[:, -1]).long() if model is qwen else each[:, -1].long()
+            torch.testing.assert_close(each[:, :8], features[index])
+
+
+def views_of(monkeypatch: pytest.MonkeyPatch) -> list[View]:
+    """What methods see from here on."""
+    views: list[View] = []
+    stock = Chooser.choose
+
+    def choose(self: Any, cut: Any, view: View, *args: Any) -> Reduction:
+        views.append(view)
+        return stock(self, cut, view, *args)
+
+    monkeypatch.setattr(Chooser, "choose", choose)
+    return views
+
+
+@pytest.mark.parametrize("family", vlm_models.VARYING)
+def test_methods_see_what_they_see_in_transformers(
+    inside: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Above all the grid, without which pool, grid and tomesd choose other tokens."""
+    pytest.importorskip("transformers")
+    plan = "pool@llm.0:50%(sizes=no)"
+    model, batch = vlm_models.relative(family)
+    views = views_of(monkeypatch)
+    with torch.no_grad(), tokensieve.apply(model, plan):
+        model(**batch)
+    there = [row for view in views for row in zip(view.tokens, [view] * len(view.tokens), strict=True)]
+    assert len(there) == 2
+    classes = {"qwen2_vl": "CutQwen2", "qwen2_5_vl": "CutQwen2_5", "qwen3_vl": "CutQwen3"}
+    name = classes.get(family, "CutLlavaNext" if family == "llava_next" else "CutLlavaOnevision")
+    architecture = f"{STOCK_MODELS[family][0]}ForConditionalGeneration"
+    config = as_config({**QWEN, "architectures": [architecture]}, tokensieve_plan=plan)
+    served = getattr(inside.qwen if family in classes else inside.tiled, name)(vllm_config=vllm_config(config))
+    served.places_of_line_ends = lambda n, line_ends: torch.arange(0)
+    merged = [(int(h) // 2, int(w) // 2) for _, h, w in batch["image_grid_thw"]] if family in classes else []
+    for number, (tokens, expected) in enumerate(there):
+        views.clear()
+        grid = merged[number] if merged else (1, len(tokens))
+        served._images = rows_for(inside, grid).tolist()
+        served.cut_features([tokens], tokens.shape[1])
+        (view,) = views
+        assert view.grid == expected.grid and (view.grid is not None) == bool(merged)
+        assert (view.place, view.layer, view.n) == (expected.place, expected.layer, expected.n)
+        assert not view.prefix.shape[1] and not expected.prefix.shape[1]
+        torch.testing.assert_close(view.tokens[0], tokens)
+
+
+def test_the_same_pixels_in_another_grid_are_another_image(inside: SimpleNamespace) -> None:
+    """Patches of Qwen-VL are one row, whatever the grid of the image: a white one of 4 x 6 tokens is like one of 6 x 4."""
+    pixels = torch.ones(96, 8)
+    rows = [inside.processor.image_row(pixels, *more) for more in (((4, 6),), ((6, 4),), ((1, 24), 3), ((1, 24), 4), ((4, 6),))]
+    hashes = [inside.processor.read_hash(row.tolist()) for row in rows]
+    assert len(set(hashes)) == 4 and hashes[0] == hashes[-1]
 
 
 def test_images_of_several_sizes_are_cut_in_batches(inside: SimpleNamespace) -> None:
@@ -153,7 +349,7 @@ def test_images_of_several_sizes_are_cut_in_batches(inside: SimpleNamespace) -> 
     features = [torch.randn(h * w, 8 + 16, generator=torch.Generator().manual_seed(n)) for n, (h, w) in enumerate(grids)]
     model = make_model(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:50%"))
     assert model.embed_multimodal(tokensieve_image=rows_for(inside, *grids), pixels=1) == {"pixels": 1}
-    out = model.cut_features(features, 8, lambda grid: None)
+    out = model.cut_features(features, 8)
     for each, feature, (h, w) in zip(out, features, grids, strict=True):
         assert each.shape == (h * w // 2, 24 + 4)
         offsets = inside.model.N_COLUMNS
@@ -170,11 +366,11 @@ def test_line_ends_stay_and_are_in_no_budget(inside: SimpleNamespace) -> None:
     model.places_of_line_ends = lambda n, line_ends: ends[:line_ends]
     rows = [inside.processor.image_row(feature, (1, 19), 3) for feature in features]
     model.embed_multimodal(tokensieve_image=torch.stack(rows), pixels=1)
-    out = model.cut_features(features, 8, lambda grid: None)
+    out = model.cut_features(features, 8)
     free = torch.tensor([at for at in range(19) if at not in ends])
     alone = make_model(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:50%"))
     alone.embed_multimodal(tokensieve_image=rows_for(inside, (1, 16), (1, 16)), pixels=1)
-    chosen = alone.cut_features([feature[free] for feature in features], 8, lambda grid: None)
+    chosen = alone.cut_features([feature[free] for feature in features], 8)
     for each, other, feature in zip(out, chosen, features, strict=True):
         at = sorted([*free[other[:, -1].long()].tolist(), *ends.tolist()])
         assert each[:, -1].tolist() == at and len(at) == 8 + 3
@@ -199,7 +395,7 @@ def test_positions_in_two_chunks(inside: SimpleNamespace, cut_at: int) -> None:
     grids = [(4, 6), (2, 3)]
     model = make_model(inside, as_config(QWEN, tokensieve_plan="divprune@llm.0:50%"))
     model.embed_multimodal(tokensieve_image=rows_for(inside, *grids))
-    embeds = model.cut_features([torch.randn(h * w, 8) for h, w in grids], 8, lambda grid: None)
+    embeds = model.cut_features([torch.randn(h * w, 8) for h, w in grids], 8)
     ids, features = prompt_of(model, inside, grids)
     positions, delta = model.get_mrope_input_positions(ids, features[::-1])
     for start, stop in ((0, cut_at), (cut_at, len(ids)), (0, len(ids))):
@@ -247,7 +443,7 @@ def test_compact_positions_count_what_stays(inside: SimpleNamespace) -> None:
     positions, delta = model.get_mrope_input_positions(ids, features)
     assert positions.tolist() == [list(range(len(ids)))] * 3 and delta == 0
     model.embed_multimodal(tokensieve_image=rows_for(inside, (4, 6)))
-    assert model.cut_features([torch.randn(24, 8)], 8, lambda grid: None)[0].shape == (12, 8)
+    assert model.cut_features([torch.randn(24, 8)], 8)[0].shape == (12, 8)
 
 
 @dataclasses.dataclass

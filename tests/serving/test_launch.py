@@ -47,10 +47,22 @@ def overrides(server: launch.Server) -> dict[str, Any]:
         (["--help"], ["--help"], []),
         (["--json", "-O3", "--quiet", "--debug"], ["--json", "--quiet", "--debug"], ["-O3"]),
         (["--plan"], ["--plan"], []),
+        (["--model", "m", "--plan", "x"], ["m", "--plan", "x"], []),
+        (["-O3", "--model=m"], ["m"], ["-O3"]),
+        (["--plan", "x", "m", "-O3"], ["m", "--plan", "x"], ["-O3"]),
+        (["--plan=x", "m"], ["m", "--plan=x"], []),
+        (["--quiet", "m"], ["m", "--quiet"], []),
+        (["--max-model-len", "512", "--plan", "x", "m"], ["m", "--plan", "x"], ["--max-model-len", "512"]),
     ],
 )
 def test_words_of_vllm_are_passed_on(words: list[str], own: list[str], others: list[str]) -> None:
     assert split_words(words) == (own, others)
+
+
+@pytest.mark.parametrize("words", [["m", "n"], ["m", "--model", "n"], ["--plan", "x", "m", "--model=n"]])
+def test_two_models_are_one_too_many(words: list[str]) -> None:
+    with pytest.raises(UserError, match=r"one model, not (m and n|n and m)"):
+        split_words(words)
 
 
 def test_the_command_of_the_embedded_model() -> None:
@@ -91,9 +103,18 @@ def test_given_flags_win() -> None:
         ("cover@out:9", ["--hf-overrides"], "needs a value"),
         ("cover@out:9", ["--port", "x"], "no port"),
         ("cover@out:9", ["--host", "no.such.host.invalid"], "nothing can listen"),
+        ("cover@out:9", ["--config", "serve.yaml"], "--config: serve checks the model.*give its flags on the command line"),
+        ("cover@out:9", ["--config=serve.yaml"], "--config: serve checks the model"),
+        (
+            None,
+            ["--hf-overrides.tokensieve_plan", "cover@out:9"],
+            "hf-overrides.tokensieve_plan is not read.*write --plan PLAN",
+        ),
+        (None, ["--hf_overrides.tokensieve_positions=compact"], "write --positions WHICH"),
+        (None, ["--hf-overrides.rope_theta=1"], """write --hf-overrides '{"rope_theta": "1"}'"""),
     ],
 )
-def test_what_is_wrong_is_said_before_vllm_starts(plan: str, flags: list[str], message: str) -> None:
+def test_what_is_wrong_is_said_before_vllm_starts(plan: str | None, flags: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         started(plan, *flags)
 
@@ -129,6 +150,44 @@ def test_a_taken_port() -> None:
         port = holder.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is taken by another program; use --port {port + 1}"):
             prepare(LLAVA, "cover@out:49", None, ["--port", str(port)])
+
+
+def test_a_socket_in_the_file_system(tmp_path: Path) -> None:
+    """No port is taken, and curl finds the server."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        path = tmp_path / "a socket"
+        server = prepare(LLAVA, "cover@out:49", None, ["--port", str(holder.getsockname()[1]), "--uds", str(path)])
+    assert "--host" not in server.command and server.command[server.command.index("--uds") + 1] == str(path)
+    assert launch.curl(server).startswith(f"curl --unix-socket '{path}' http://localhost/v1/chat/completions ")
+    assert f"at {path} (once" in launch.describe(server)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "expected"),
+    [
+        (None, None),
+        ("", "tokensieve"),
+        ("other", "other,tokensieve"),
+        ("tokensieve", "tokensieve"),
+        ("a,tokensieve", "a,tokensieve"),
+    ],
+)
+def test_our_plug_in_is_loaded(monkeypatch: pytest.MonkeyPatch, allowed: str | None, expected: str | None) -> None:
+    if allowed is None:
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    assert started("cover@out:49").environment.get("VLLM_PLUGINS") == expected
+
+
+def test_the_model_that_is_checked_is_the_one_that_is_served(monkeypatch: Any, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    for words in (["--model", str(tmp_path), "--plan", "cover@out:9"], ["--plan", "cover@out:9", str(tmp_path)]):
+        assert cli.main(["serve", *words]) == 2
+        assert "BertModel cannot be cut in vLLM" in capsys.readouterr().err
 
 
 def test_without_vllm_one_line_says_what_to_install(monkeypatch: Any, capsys: Any) -> None:

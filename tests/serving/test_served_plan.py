@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from tokensieve.embedded import llava_path
 from tokensieve.errors import UserError
 from tokensieve.methods import list_methods
@@ -99,6 +101,30 @@ def test_towers_that_cannot_be_cut_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("plan", "keys", "reason"),
+    [
+        ("cover@out:49", {"vision_config": None}, "num_hidden_layers in the vision_config of the model's config is missing"),
+        ("cover@out:49", {"vision_config": {}}, "num_hidden_layers in the vision_config of the model's config is missing"),
+        ("cover@out:49", {"vision_config": 3}, "vision_config in the model's config is an object of keys and values, not 3"),
+        ("cover@out:49", {"architectures": 3}, "architectures in the model's config is a list of names, not 3"),
+        ("cover@out:49", {"architectures": [3]}, "architectures in the model's config is a list of names"),
+        ("cover@out:49", {"text_config": []}, r"text_config in the model's config is an object"),
+        ("cover@out:49", {"text_config": {"rope_parameters": 1e4}}, "rope_parameters in the model's config is an object"),
+    ],
+)
+def test_configs_that_cannot_be_read_name_the_key(plan: str, keys: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        served(plan, **keys)
+
+
+@pytest.mark.parametrize("wrong", [[28, 28], "112", 0, 1.5, None, True])
+@pytest.mark.parametrize("key", ["image_size", "patch_size", "num_hidden_layers"])
+def test_numbers_of_the_tower_that_are_none_name_the_key(key: str, wrong: Any) -> None:
+    with pytest.raises(UserError, match=f"{key} in the vision_config of the model's config is .*a whole number above 0"):
+        served("cover@out:49", vision_config=LLAVA["vision_config"] | {key: wrong})
+
+
+@pytest.mark.parametrize(
     ("rate", "base", "text"),
     [(0.75, LLAVA, "cover@out:25%"), (0.5, QWEN, "cover@llm.0:50%"), (0.9, LLAVA, "cover@out:10%")],
 )
@@ -161,6 +187,25 @@ def test_every_method_is_served_or_refused_with_a_reason() -> None:
             assert len(str(error)) > 40
         else:
             assert not blocked and 1 <= plan.kept(196) <= 196
+
+
+def test_the_documentation_lists_what_is_served() -> None:
+    """docs/serving.md, by benchmarks/tables.py."""
+    page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- table:serving_methods -->")[2].partition("<!-- /table -->")[0]
+    names = {row.split("|")[1].strip(): set(re.findall("`([a-z0-9_]+)`", row)) for row in table.splitlines() if "`" in row}
+    everywhere, with_attention = names["without attention"], names["with attention"]
+    for method in list_methods():
+        if method.on_image or method.name == "none":
+            continue
+        for base, place in ((QWEN, "llm.0"), (LLAVA, "llm.0"), (LLAVA, "out")):
+            try:
+                served(f"{method.name}@{place}:60", base)
+                is_served = True
+            except UserError:
+                is_served = False
+            listed = everywhere | with_attention if place == "out" else everywhere
+            assert is_served == (method.name in listed), (method.name, place)
 
 
 @pytest.mark.parametrize("scope", ["tile", "prompt"])

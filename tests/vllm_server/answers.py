@@ -7,11 +7,12 @@ import time
 from typing import Any
 
 from tests.vllm_server.reporting import report
-from tests.vllm_server.server import Client, Server, ask
+from tests.vllm_server.server import Client, Server, Stream, ask
 
 MIN_EQUAL = 0.99
 MARGIN = 0.02  # between the log-probabilities of the two likeliest words, below which rounding may decide
 SOME = 24  # questions, where not all are asked
+STREAMED = 32  # tokens of a reply that is streamed
 
 
 def check_answers(server: Server, data: dict[str, Any], plan: str) -> None:
@@ -57,13 +58,21 @@ def check_two_images(server: Server, data: dict[str, Any], plan: str) -> None:
 
 
 def check_streaming(server: Server, data: dict[str, Any], plan: str) -> None:
-    async def work(client: Client) -> list[tuple[str, int, float]]:
-        return await asyncio.gather(*(client.stream([each["image"]], each["question"]) for each in data["questions"][:SOME]))
+    """Replies go on behind the answer, so that each comes in many pieces, the first of them well before the last."""
+
+    async def work(client: Client) -> list[Stream]:
+        asked = data["questions"][:SOME]
+        return await asyncio.gather(*(client.stream([each["image"]], each["question"], STREAMED) for each in asked))
 
     replies = ask(server, work)
-    equal = sum(text == expected for (text, _, _), expected in zip(replies, data["answers"][plan]["one"], strict=False))
-    in_pieces = all(pieces >= len(text.split()) for text, pieces, _ in replies)
-    report("streaming", equal == len(replies) and in_pieces, f"{equal} of {len(replies)} equal, a piece for each word")
+    expected = [answer.split() for answer in data["answers"][plan]["one"][:SOME]]
+    equal = sum(words == reply.text.split()[: len(words)] for reply, words in zip(replies, expected, strict=True))
+    fewest = min(reply.pieces for reply in replies)
+    share = sum(reply.first for reply in replies) / sum(reply.last for reply in replies)
+    detail = (
+        f"{equal} of {len(replies)} begin with the answer, {fewest} pieces or more, the first after {share:.0%} of the time"
+    )
+    report("streaming", equal == len(replies) and fewest >= STREAMED // 2 and share < 0.8, detail)
 
 
 def check_caches(server: Server, data: dict[str, Any], plan: str) -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tests.vllm_server.reporting import report
-from tests.vllm_server.server import LLAVA, Client, Server, ask
+from tests.vllm_server.server import LLAVA, Client, Server, ask, content
 
-RUNNING = "vllm:num_requests_running"
-SEND = """
-import sys, urllib.request
-body = open(sys.argv[2], 'rb').read()
-urllib.request.urlopen(urllib.request.Request(sys.argv[1], body, {'Content-Type': 'application/json'}))
-"""
+RUNNING, GENERATED = "vllm:num_requests_running", "vllm:generation_tokens_total"
+CLIENTS, LONG = 4, 400  # tokens
 
 
 def check_bad_input(server: Server, data: dict[str, Any], plan: str) -> None:
@@ -46,7 +41,7 @@ def check_bad_input(server: Server, data: dict[str, Any], plan: str) -> None:
 
     reply = ask(server, text_only)
     report("a question without an image", bool(reply.choices), "answered from the text alone")
-    kill_clients(server)
+    kill_clients(server, good["image"])
 
     async def once_more(client: Client) -> str:
         return await client.answer([good["image"]], good["question"])
@@ -54,18 +49,21 @@ def check_bad_input(server: Server, data: dict[str, Any], plan: str) -> None:
     report("the server goes on", ask(server, once_more) == data["answers"][plan]["one"][0], "and answers as before")
 
 
-def kill_clients(server: Server) -> None:
-    """Ends clients while the server works for them: it lets go of their requests."""
-    body = server.log.with_suffix(".body.json")
-    message = {"role": "user", "content": [{"type": "text", "text": "what is red ?"}]}
-    body.write_text(json.dumps({"model": LLAVA, "messages": [message], "max_tokens": 400, "ignore_eos": True}))
-    command = [sys.executable, "-c", SEND, f"{server.url}/v1/chat/completions", str(body)]
-    clients = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(4)]
-    ran = until(lambda: server.metric(RUNNING) > 0, 30)
+def kill_clients(server: Server, image: str) -> None:
+    """Clients that hang up while the server works for them, as if killed: it lets go of their requests."""
+    message = {"role": "user", "content": content([image], "what is red ?")}
+    body = json.dumps({"model": LLAVA, "messages": [message], "max_tokens": LONG, "ignore_eos": True})
+    before = server.metric(GENERATED)
+    clients = [http.client.HTTPConnection("127.0.0.1", server.port) for _ in range(CLIENTS)]
     for client in clients:
-        client.kill()
-        client.wait()
-    report("killed clients", ran and until(lambda: server.metric(RUNNING) == 0, 30), "their requests are let go")
+        client.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    ran = until(lambda: server.metric(GENERATED) > before, 60)
+    for client in clients:
+        client.close()
+    ended = until(lambda: server.metric(RUNNING) == 0, 60)
+    generated = server.metric(GENERATED) - before
+    detail = f"{generated:.0f} of {CLIENTS * LONG} tokens were generated for {CLIENTS} clients with an image"
+    report("killed clients", ran and ended and generated < CLIENTS * LONG, detail)
 
 
 def until(holds: Callable[[], bool], seconds: float) -> bool:

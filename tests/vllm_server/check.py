@@ -23,7 +23,7 @@ from tests.vllm_server.answers import check_answers, check_caches, check_streami
 from tests.vllm_server.bad_input import check_bad_input
 from tests.vllm_server.reporting import attempt, failures, report
 from tests.vllm_server.server import environment, running, start
-from tests.vllm_server.starts import check_kill_and_restart, check_refusals, check_taken_port, check_untouched
+from tests.vllm_server.starts import check_curl, check_kill_and_restart, check_refusals, check_taken_port, check_untouched
 
 COVER = "cover@out:49(sizes=no)"
 ONE_PROCESS = ("--distributed-executor-backend", "uni")  # of the engine, which starts sooner
@@ -46,6 +46,7 @@ def check_plan(folder: Path, data: dict[str, Any], plan: str) -> None:
             check_streaming(server, data, plan)
             check_caches(server, data, plan)
             check_bad_input(server, data, plan)
+            check_curl(folder, server, data)
             check_taken_port(server)
             check_kill_and_restart(folder, server, data, plan)
 

@@ -43,21 +43,28 @@ def main() -> None:
 
 
 def check_family(model: Path, data: dict[str, Any], case: str, plan: str) -> list[str]:
-    """The tokens of a tiny model equal those of transformers. Returns the keys of the images in vLLM's caches."""
+    """The tokens of a tiny model equal those of transformers. Returns the keys of the images in vLLM's caches.
+
+    plan: with the word compact behind it where the tokens that stay are numbered anew.
+    """
     from vllm import LLM, SamplingParams
 
+    text, _, is_compact = plan.partition(" ")
+    overrides = {"tokensieve_plan": text} | ({"tokensieve_positions": "compact"} if is_compact else {})
     llm = LLM(
         model=str(model),
         dtype="float32",
         enforce_eager=True,
         distributed_executor_backend="uni",
-        hf_overrides={"tokensieve_plan": plan},
+        hf_overrides=overrides,
         max_model_len=1024,
         max_num_batched_tokens=CHUNK if plan.startswith("cover") else 1024,
         max_num_seqs=8,
     )
-    images = [picture(image) for image in data["images"]]
-    prompts = [{"prompt": p, "multi_modal_data": {"image": i}} for p, i in zip(data["prompts"], images, strict=True)]
+    requests = data["requests"][model.name]
+    prompts = [
+        {"prompt": each["prompt"], "multi_modal_data": {"image": list(map(picture, each["images"]))}} for each in requests
+    ]
     # At least 8 tokens, as transformers was asked: the end of a text is suppressed until then.
     out = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8, min_tokens=8, logprobs=2), use_tqdm=False)
     replies = [each.outputs[0] for each in out]

@@ -12,12 +12,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.vllm_server.tiny_folders import IMAGE as IMAGE_ID
+from tests.vllm_server.tiny_folders import PROMPT
+
 PLANS = ("none", "cover@out:49(sizes=no)", "anchor@out:49", "visionzip@out:64", "divprune@llm.0:40")  # sizes=no: as in vLLM
+IMAGE = "<start> <image> <end>"
 PAIRS = 12  # prompts with two images
 MERGING = "cover@llm.0:12(sizes=no)"
-FAMILY_PLANS = ("none", "divprune@llm.0:25%", MERGING)
-PLANS_OF = {"llava_siglip": (*FAMILY_PLANS, "cover@out:16(sizes=no)")}
+DROPPING = "divprune@llm.0:25%"
+FAMILY_PLANS = ("none", DROPPING, MERGING)
+PLANS_OF = {
+    "llava_siglip": (*FAMILY_PLANS, "cover@out:16(sizes=no)"),
+    "qwen2_vl": ("none", "pool@llm.0:25%(sizes=no)", MERGING),  # by the grid of the image
+    "qwen2_5_vl": ("none", "grid@llm.0:25%", MERGING),
+}
+COMPACT = {"llava_siglip": DROPPING, "qwen2_5_vl": DROPPING}  # plans under which the tokens that stay are numbered anew
 SIZES = ((64, 48), (96, 32), (40, 40), (88, 64), (32, 96), (64, 64))
+PAIRED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # families that are also asked about two images
 ASKED = ("what is red ?", "how many blue ?", "what is above red ?", "is blue below ?", "what is ?", "how many ?")
 
 
@@ -71,26 +82,63 @@ def ask_families(folder: Path) -> dict[str, Any]:
     from PIL import Image
 
     import tokensieve
-    from tests.vllm_server.tiny_folders import FAMILIES, PROMPT, save
+    from tests.vllm_server.tiny_folders import FAMILIES, save
 
     made = np.random.default_rng(0)
     images = [Image.fromarray(made.integers(0, 255, (6, 6, 3), dtype=np.uint8)).resize(size, Image.BICUBIC) for size in SIZES]
-    prompts = [PROMPT.format(question=question) for question in ASKED]
-    out: dict[str, Any] = {"images": [encode(image) for image in images], "prompts": prompts, "tokens": {}}
+    single = [(PROMPT.format(images=IMAGE, question=question), [image]) for question, image in zip(ASKED, images, strict=True)]
+    twice = PROMPT.format(images=f"{IMAGE} {IMAGE}", question=ASKED[0])
+    pairs = [(twice, images[:2]), (twice, images[3:5])]
+    out: dict[str, Any] = {"requests": {}, "tokens": {}}
     for family in FAMILIES:
+        requests = single + (pairs if family in PAIRED else [])
+        out["requests"][family] = [{"prompt": prompt, "images": list(map(encode, of))} for prompt, of in requests]
         save(family, folder / family)
         model = transformers.AutoModelForImageTextToText.from_pretrained(folder / family).eval()
         processor = transformers.AutoProcessor.from_pretrained(folder / family)
+        prepared = [processor(text=prompt, images=of, return_tensors="pt") for prompt, of in requests]
         for plan in PLANS_OF.get(family, FAMILY_PLANS):
             rows = []
-            for prompt, image in zip(prompts, images, strict=True):
-                inputs = processor(text=prompt, images=image, return_tensors="pt")
+            for inputs in prepared:
                 with tokensieve.apply(model, plan), torch.inference_mode():
                     ids = model.generate(**inputs, do_sample=False, max_new_tokens=8, min_new_tokens=8, pad_token_id=0)
                 rows.append(ids[0, inputs["input_ids"].shape[1] :].tolist())
             out["tokens"][f"{family} {plan}"] = rows
+        if plan := COMPACT.get(family):
+            out["tokens"][f"{family} {plan} compact"] = [answer_compactly(model, inputs, plan) for inputs in prepared]
         print(f"transformers, {family}", flush=True)
     return out
+
+
+def answer_compactly(model: Any, inputs: Any, plan: str, count: int = 8) -> list[int]:
+    """Tokens after a prompt whose images are the embeddings that stay, at plain positions, by the model without a plan."""
+    import torch
+
+    from tokensieve.core import View
+    from tokensieve.plan import Plan
+
+    (step,), ids = Plan.parse(plan).steps, inputs["input_ids"][0]
+    with torch.inference_mode():
+        sizes = {name: inputs[name] for name in ("image_grid_thw",) if name in inputs}
+        features = model.model.get_image_features(inputs["pixel_values"], **sizes, return_dict=True).pooler_output
+        embeds, at, left = model.get_input_embeddings()(ids), (ids == IMAGE_ID).nonzero()[:, 0], ids != IMAGE_ID
+        embeds[at] = torch.cat(list(features)).to(embeds)
+        first = 0
+        for feature in features:
+            view = View(feature[None], feature[None, :0], None)
+            chosen = step.method.decide(view, step.resolved_budget().count(len(feature)), **step.arguments())
+            left[at[first + chosen.index[0]]] = True
+            first += len(feature)
+        x, found = embeds[left][None], []
+        for _ in range(count):
+            positions = torch.arange(x.shape[1])
+            rows = positions.expand(3, 1, -1) if sizes else positions[None]  # mRoPE
+            states = model.model.language_model(inputs_embeds=x, position_ids=rows, use_cache=False).last_hidden_state
+            logits = model.lm_head(states[0, -1])
+            logits[model.generation_config.eos_token_id] = -torch.inf  # as min_new_tokens does
+            found.append(int(logits.argmax()))
+            x = torch.cat([x, model.get_input_embeddings()(torch.tensor([[found[-1]]]))], dim=1)
+    return found
 
 
 def encode(image: Any) -> str:

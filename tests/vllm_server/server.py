@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 LLAVA = "sieve-llava-8"
 START_SECONDS = 900  # a start takes half a minute where nothing else runs
@@ -148,6 +148,15 @@ def content(images: Sequence[str], question: str) -> list[dict[str, Any]]:
     return [*parts, {"type": "text", "text": question}]
 
 
+class Stream(NamedTuple):
+    """A reply that came in pieces."""
+
+    text: str
+    pieces: int
+    first: float  # seconds to the first piece
+    last: float
+
+
 class Client:
     """Asks one server, so many at a time."""
 
@@ -173,20 +182,22 @@ class Client:
         reply = await self.ask(images, question)
         return str(reply.choices[0].message.content).strip()
 
-    async def stream(self, images: Sequence[str], question: str) -> tuple[str, int, float]:
-        """The text of a reply that came in pieces, how many these were, and the seconds to the first."""
-        begin, first, pieces = time.monotonic(), 0.0, []
+    async def stream(self, images: Sequence[str], question: str, tokens: int) -> Stream:
+        """A reply of so many tokens, in pieces."""
+        times, pieces = [], []
         async with self.slots:
+            begin = time.monotonic()
             reply = await self.openai.chat.completions.create(
                 model=LLAVA,
                 messages=[{"role": "user", "content": content(images, question)}],
                 temperature=0,
                 stream=True,
-                max_tokens=16,
+                max_tokens=tokens,
+                extra_body={"min_tokens": tokens},  # no end before
             )
             async for piece in reply:
                 text = piece.choices[0].delta.content if piece.choices else None
                 if text:
-                    first = first or time.monotonic() - begin
+                    times.append(time.monotonic() - begin)
                     pieces.append(text)
-        return "".join(pieces).strip(), len(pieces), first
+        return Stream("".join(pieces).strip(), len(pieces), times[0], times[-1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import shutil
 import signal
 import subprocess
@@ -12,7 +14,17 @@ from typing import Any
 
 from tests.vllm_server.answers import MIN_EQUAL
 from tests.vllm_server.reporting import report
-from tests.vllm_server.server import START_SECONDS, Client, Server, ask, environment, free_port, running, start_plain
+from tests.vllm_server.server import (
+    ANSWER_SECONDS,
+    START_SECONDS,
+    Client,
+    Server,
+    ask,
+    environment,
+    free_port,
+    running,
+    start_plain,
+)
 
 BARE_TOWER = "vision_tower."
 WRONG = (
@@ -48,6 +60,18 @@ def check_refusals(folder: Path) -> None:
     report("plain vLLM refuses a plan with the reason", ended != 0 and reason in server.log.read_text())
 
 
+def check_curl(folder: Path, server: Server, data: dict[str, Any]) -> None:
+    """The line that `tokensieve serve` prints, in a shell, in a folder with an image."""
+    line = next(line for line in server.log.read_text().splitlines() if line.startswith("curl "))
+    (folder / "image.png").write_bytes(base64.b64decode(data["questions"][0]["image"].partition(",")[2]))
+    done = subprocess.run(["sh", "-c", line], cwd=folder, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+    try:
+        text = json.loads(done.stdout)["choices"][0]["message"]["content"]
+    except (ValueError, KeyError):
+        text = ""
+    report("the printed curl line", bool(text.strip()), repr(text or done.stdout[-300:] or done.stderr[-300:]))
+
+
 def check_taken_port(server: Server) -> None:
     lines = serve_refused("--port", str(server.port))
     report("a taken port", len(lines) == 1 and "is taken" in lines[0], lines[-1] if lines else "")
@@ -81,6 +105,8 @@ def check_kill_and_restart(folder: Path, server: Server, data: dict[str, Any], p
         equal = sum(a == b for a, b in zip(ask(again, everything), expected, strict=False))
         name = "started again at the same port, by image_pruning_rate"
         report(name, equal >= MIN_EQUAL * len(questions), f"{equal} of {len(questions)} equal")
+        warned = again.log.read_text().count("log(size) is not added")
+        report("the warning about log(size)", warned == 1, f"it comes {warned} times in the log")
         seconds = again.stop()
         report("stopped by SIGTERM", seconds < 60, f"{seconds:.0f} s")
 

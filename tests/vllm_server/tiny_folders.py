@@ -13,7 +13,7 @@ SPECIAL = ("[PAD]", "[BOS]", "[EOS]", "[UNK]", "<image>", "<video>", "<start>", 
 PAD, BOS, EOS, UNK, IMAGE, VIDEO, START, END = range(len(SPECIAL))
 WORDS = ("user", "assistant", ":", "?", "what", "is", "red", "blue", "above", "below", "how", "many")
 VOCABULARY = 128
-PROMPT = "user : <start> <image> <end> {question} assistant :"
+PROMPT = "user : {images} {question} assistant :"
 QWEN = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 FAMILIES = (*QWEN, "llava_next", "llava_onevision", "llava_siglip")
 

@@ -38,7 +38,7 @@ COMMANDS.add(
         "serve",
         "serve a vision-language model with vLLM under a plan",
         "Start vLLM's OpenAI server with fewer image tokens. The plan is checked first. It listens on 127.0.0.1, port 8000, "
-        "unless vLLM's flags --host and --port say otherwise. All other flags go to vLLM as they are; MODEL stands first.",
+        "unless vLLM's flags --host and --port say otherwise. All other flags go to vLLM as they are, behind MODEL.",
         add_serve_flags,
         run_serve,
         usage="tokensieve serve [MODEL] [--plan PLAN] [--positions WHICH] [VLLM FLAGS]",

@@ -240,6 +240,10 @@ def _check_needs(step: Step, layer: int, part: str, tower: Tower | None) -> None
         raise UserError(f"{step}: {name} needs the rotary embedding of the language model; use it in the decoder, as in @llm.2")
     if step.method.layers is not None and (part == "llm" or tower is None or not tower.depth or layer == 0):
         raise UserError(f"{step}: {name} needs the attention of earlier blocks; use it in a tower with blocks, as in @out")
+    if step.method.layers is not None and tower is not None and layer < (last := max(step.method.layers(tower.depth))):
+        raise UserError(
+            f"{step}: {name} needs the attention of block {last}, which has not run yet; use it at @{last} or later"
+        )
 
 
 def _resolve_budget(step: Step, position: str, part: Any) -> Budget:

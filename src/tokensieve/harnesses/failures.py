@@ -16,7 +16,7 @@ class GenerationFailed(RuntimeError):
 
 @contextmanager
 def end_run() -> Iterator[None]:
-    """Ends the program on an error of the block, with one line and exit code 1.
+    """Ends the program on any error of the block, with one line and exit code 1.
 
     lmms-eval's command line catches every Exception, and ends with exit code 0; a script that calls it would go on.
     """
@@ -24,6 +24,8 @@ def end_run() -> Iterator[None]:
         yield
     except (GenerationFailed, UserError) as error:
         raise SystemExit(f"tokensieve: error: {error}") from error
+    except Exception as error:
+        raise SystemExit(f"tokensieve: error: {one_line(f'{type(error).__name__}: {error}')}") from error
 
 
 @contextmanager

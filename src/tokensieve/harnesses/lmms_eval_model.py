@@ -34,8 +34,7 @@ class PlannedLlava(LlavaHf):
     ) -> None:
         with end_run():
             parsed, first_seed, name = read_plan(plan), read_seed(seed), str(find_device(device))
-        super().__init__(pretrained=model_path(pretrained), device=name, device_map=device_map or name, **arguments)
-        with end_run():
+            super().__init__(pretrained=model_path(pretrained), device=name, device_map=device_map or name, **arguments)
             self.handle = apply(self.model, parsed, seed=first_seed, weights=weights)
 
     def generate_until(self, requests: list[Any]) -> list[Any]:

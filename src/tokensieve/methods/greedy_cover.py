@@ -53,11 +53,11 @@ def greedy_cover(columns: Callable[[Tensor], Tensor], weights: Tensor, k: int) -
         if torch.compiler.is_compiling():  # a graph cannot stop where the bounds are low enough
             known = bounds = all_gains() if number else alone
         else:
-            fresh = torch.full_like(bounds, not number, dtype=torch.bool)
-            while True:
+            fresh = torch.ones_like(bounds, dtype=torch.bool) if not number else bounds == -torch.inf
+            for _ in range(-(-n // AT_ONCE)):  # after so many rounds every gain is fresh
                 sure = bounds.masked_fill(~fresh, -torch.inf).amax(1)
                 hoped = bounds.masked_fill(fresh, -torch.inf).amax(1)
-                if bool((hoped * (1 + SLACK) < sure).all()) or bool(fresh.all()):
+                if bool((hoped * (1 + SLACK) < sure).all()):
                     break
                 some = bounds.masked_fill(fresh, -torch.inf).topk(min(AT_ONCE, n), dim=1).indices
                 bounds, fresh = bounds.scatter(1, some, gains(some)), fresh.scatter(1, some, True)

@@ -46,7 +46,8 @@ def holov(view: View, keep: int) -> Reduction:
     means = torch.stack([score.mean(1) for score in scores.split(size.tolist(), dim=1)], dim=1)  # (B, C)
     quota = crop_quotas(means / (means.sum(1, keepdim=True) + EPS), size, keep)  # (B, C)
     ranks = [attention[:, part].argsort(dim=1, descending=True, stable=True).argsort(dim=1) for part in inside]
-    index = positions(torch.cat(ranks, dim=1) < quota.repeat_interleave(size, dim=1), keep)
+    taken = [rank < quota[:, crop, None] for crop, rank in enumerate(ranks)]
+    index = positions(torch.cat(taken, dim=1), keep)
     return Reduction.keep(index, view.n, scores=scores)
 
 

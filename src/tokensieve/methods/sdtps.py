@@ -166,16 +166,16 @@ def sdtps(view: View, keep: int, *, aggregation: Aggregation = "mix") -> Reducti
     if aggregation != (trained := part.settings["aggregation"]):
         raise UserError(f"sdtps: its weights were trained with aggregation={trained}; write sdtps(aggregation={trained})")
     names = tuple(view.context.get("modalities", ())) or ("",)
-    if len(view.tokens) % len(names):
-        raise UserError(f"sdtps: {len(view.tokens)} images are not the same number of each of {', '.join(names)}")
+    if (count := view.tokens.shape[0]) % len(names):
+        raise UserError(f"sdtps: {count} images are not the same number of each of {', '.join(names)}")
     own = view.global_token()  # (M B, D)
     rows = zip(
         names,
-        view.tokens.chunk(len(names)),
-        own.chunk(len(names)),
+        _by_modality(view.tokens, len(names)),
+        _by_modality(own, len(names)),
         _other_features(own, len(names), view.context.get("others")),
-        view.noise().chunk(len(names)),
-        view.sizes_or_ones().chunk(len(names)),
+        _by_modality(view.noise(), len(names)),
+        _by_modality(view.sizes_or_ones(), len(names)),
         strict=True,
     )
     reductions = []
@@ -188,6 +188,11 @@ def sdtps(view: View, keep: int, *, aggregation: Aggregation = "mix") -> Reducti
     if aggregation == "mix" and view.sizes is not None:
         stacked["sizes"] = torch.ones_like(stacked["index"], dtype=torch.float32)
     return Reduction(n=view.n, **stacked)
+
+
+def _by_modality(x: Tensor, modalities: int) -> Sequence[Tensor]:
+    """The rows of each modality, as many of each. In a graph, chunk would fix the size of the batch."""
+    return list(x.unflatten(0, (modalities, -1)))
 
 
 def _mix(selected: Sparse, aggregate: TokenAggregation) -> Reduction:
@@ -228,7 +233,7 @@ def _merge(tokens: Tensor, selected: Sparse, aggregate: TokenAggregation, sizes:
 
 def _other_features(own: Tensor, modalities: int, given: Tensor | None) -> list[Tensor | None]:
     """For each modality the others' global features (B, O, D): those given, and those of the batch's other parts."""
-    parts = own.chunk(modalities)
+    parts = _by_modality(own, modalities)
     outside = [None] * modalities if given is None else list(given.to(own.dtype).chunk(modalities))
     found: list[Tensor | None] = []
     for m, extern in enumerate(outside):

@@ -37,7 +37,7 @@ class Centres(nn.Module):
         self.centres = nn.Parameter(torch.randn(keep, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return cosine(self.centres.expand(len(x), -1, -1), x)
+        return cosine(self.centres.expand(x.shape[0], -1, -1), x)
 
 
 class CentresOfCuts(FixedCuts):

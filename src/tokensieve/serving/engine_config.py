@@ -8,7 +8,7 @@ from typing import Any
 from vllm.model_executor.models.config import MODELS_CONFIG_MAP, VerifyAndUpdateConfig
 
 from tokensieve.errors import UserError
-from tokensieve.serving.families import FAMILIES
+from tokensieve.serving.families import FAMILIES, titles
 from tokensieve.serving.positions import line_sections
 from tokensieve.serving.served_plan import KEYS, ServedPlan, family_of, grid_of, read_served_plan
 
@@ -23,6 +23,8 @@ def served_plan(model_config: Any) -> ServedPlan | None:
 
 def plan_of(hf_config: Any) -> ServedPlan | None:
     """The plan of a model's config, as transformers reads it."""
+    if all(getattr(hf_config, key, None) is None for key in KEYS):
+        return None
     try:
         return read_served_plan(hf_config.to_dict())
     except UserError as error:
@@ -75,6 +77,31 @@ def add_config_hooks() -> None:
         MODELS_CONFIG_MAP[name] = PlanHooks
 
 
+def check_architecture(model_config: Any) -> None:
+    """A ValueError if a model has a plan and vLLM runs it by a class that knows nothing of plans, and would ignore it."""
+    if model_config.architecture not in FAMILIES and served_plan(model_config) is not None:
+        raise ValueError(
+            f"tokensieve: vLLM runs this model as {model_config.architecture}, which cannot be cut; plans work with vLLM's own "
+            f"models of {titles()}. Leave --model-impl out"
+        )
+
+
+def refuse_other_models() -> None:
+    """Has vLLM check the architecture of every model; its map of hooks has an entry for some only."""
+    from vllm.config import ModelConfig
+
+    stock = ModelConfig._try_verify_and_update_model_config
+    if getattr(stock, "checks_plans", False):
+        return
+
+    def verify(self: Any) -> None:
+        check_architecture(self)
+        stock(self)
+
+    verify.checks_plans = True  # type: ignore[attr-defined]
+    ModelConfig._try_verify_and_update_model_config = verify
+
+
 def mend_cpu_runner() -> None:
     """vLLM 0.32 on a CPU: under a plan, CPUModelRunner asks for positions as GPUModelRunner does.
 
@@ -92,8 +119,7 @@ def mend_cpu_runner() -> None:
 
     def load_model(self: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, *args, **kwargs)
-        config = self.model_config.hf_config
-        if any(getattr(config, key, None) for key in KEYS) and (plan := plan_of(config)) is not None:
+        if (plan := plan_of(self.model_config.hf_config)) is not None:
             self.is_multimodal_pruning_enabled = not plan.compact
 
     load_model.asks_for_positions = True  # type: ignore[attr-defined]

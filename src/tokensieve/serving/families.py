@@ -16,6 +16,11 @@ class ServedFamily:
     default_place: str = "llm.0"  # of the alias image_pruning_rate
 
 
+def titles() -> str:
+    """The names of all families, for messages."""
+    return ", ".join(family.title for family in FAMILIES.values())
+
+
 _MODELS = "tokensieve.serving.vllm_models"
 
 FAMILIES = {

@@ -6,6 +6,7 @@ import errno
 import importlib.util
 import json
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokensieve.embedded import LLAVA, llava_path
-from tokensieve.errors import UserError, one_line
+from tokensieve.errors import UserError, one_line, short
 from tokensieve.flags import COMMON
 from tokensieve.serving.model_folder import find_model, read_config
 from tokensieve.serving.served_plan import KEYS, PLAN_KEY, POSITIONS_KEY, RATE_KEY, ServedPlan, family_of, read_served_plan
 
 SERVER = "vllm.entrypoints.openai.api_server"
 HOST, PORT = "127.0.0.1", 8000
+PLUGINS, PLUGIN = "VLLM_PLUGINS", "tokensieve"  # the variable that names the plug-ins that vLLM loads, and our name
 SWITCHES = ("-h", "--help", *(f"--{flag.name}" for flag in COMMON if flag.switch))
 OWN_FLAGS = ("--plan", "--positions", *(f"--{flag.name}" for flag in COMMON if not flag.switch))  # with a value
 SMALL = ("--dtype", "float32", "--enforce-eager", "--served-model-name", LLAVA)  # for the embedded model, where not given
@@ -35,25 +37,37 @@ class Server:
     plan: ServedPlan | None
     address: str
     model: str  # as clients name it
+    uds: str | None = None  # the socket in the file system at which it listens
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of a command line that are ours: the model, and our flags with their values; and those of vLLM."""
+    """The words of a command line that are ours: the model, and our flags with their values; and those of vLLM.
+
+    The model stands first or behind our flags, because behind a flag of vLLM a word may be its value; or it is that of --model.
+    """
     own: list[str] = []
     others: list[str] = []
-    rest = list(words)
-    if rest and not rest[0].startswith("-"):
-        own.append(rest.pop(0))
+    models: list[str] = []
+    rest, is_behind_ours = list(words), True
     while rest:
         word = rest.pop(0)
-        if word in SWITCHES or word.startswith(tuple(f"{flag}=" for flag in OWN_FLAGS)):
+        given, equals, value = word.partition("=")
+        if word in SWITCHES or (given in OWN_FLAGS and equals):
             own.append(word)
+            is_behind_ours = True
         elif word in OWN_FLAGS:
             own += [word, *rest[:1]]
-            rest = rest[1:]
+            rest, is_behind_ours = rest[1:], True
+        elif given == "--model" and (equals or rest):
+            models.append(value if equals else rest.pop(0))
+        elif is_behind_ours and not word.startswith("-"):
+            models.append(word)
         else:
             others.append(word)
-    return own, others
+            is_behind_ours = False
+    if len(models) > 1:
+        raise UserError(f"serve takes one model, not {' and '.join(map(short, models))}")
+    return models + own, others
 
 
 def prepare(name: str, plan: str | None, positions: str | None, flags: Sequence[str]) -> Server:
@@ -61,6 +75,7 @@ def prepare(name: str, plan: str | None, positions: str | None, flags: Sequence[
 
     flags: vLLM's own, as on its command line.
     """
+    _check_flags(flags)
     model = find_model(name)
     config = read_config(model)
     overrides = _overrides(flags)
@@ -75,16 +90,21 @@ def prepare(name: str, plan: str | None, positions: str | None, flags: Sequence[
     family_of(config)
     served = read_served_plan(config | {key: overrides[key] for key in KEYS if key in overrides})
     others = _without(flags, "--hf-overrides")
-    host = _value(others, "--host") or HOST
-    port = _port(_value(others, "--port"))
-    check_free(host, port)
     command = [sys.executable, "-m", SERVER, "--model", model, "--hf-overrides", json.dumps(overrides), *others]
-    if _value(others, "--host") is None:
-        command += ["--host", host]
+    uds = _value(others, "--uds")
+    if uds is None:
+        host = _value(others, "--host") or HOST
+        port = _port(_value(others, "--port"))
+        check_free(host, port)
+        address = f"http://{host}:{port}"
+        if _value(others, "--host") is None:
+            command += ["--host", host]
+    else:
+        address = "http://localhost"
     if name == LLAVA:
         command += _small_flags(others)
     known_as = _value(others, "--served-model-name") or (LLAVA if name == LLAVA else model)
-    return Server(command, _environment(model, name == LLAVA), served, f"http://{host}:{port}", known_as)
+    return Server(command, _environment(model, name == LLAVA), served, address, known_as, uds)
 
 
 def run(name: str, plan: str | None, positions: str | None, flags: Sequence[str]) -> None:
@@ -99,7 +119,8 @@ def run(name: str, plan: str | None, positions: str | None, flags: Sequence[str]
 def describe(server: Server) -> str:
     """What is served, and a line to try it."""
     text = "without a plan" if server.plan is None else f"under {server.plan.text}"
-    return f"Serving {server.model} {text} at {server.address}/v1 (once vLLM has started). To try it:\n{curl(server)}"
+    place = f"{server.address}/v1" if server.uds is None else server.uds
+    return f"Serving {server.model} {text} at {place} (once vLLM has started). To try it:\n{curl(server)}"
 
 
 def curl(server: Server) -> str:
@@ -110,7 +131,8 @@ def curl(server: Server) -> str:
         f'{{"model": {json.dumps(server.model)}, "max_tokens": 32, "temperature": 0, '
         f'"messages": [{{"role": "user", "content": [{content}]}}]}}'
     )
-    return f"curl {server.address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    socket_flag = "" if server.uds is None else f"--unix-socket {shlex.quote(server.uds)} "
+    return f"curl {socket_flag}{server.address}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
 
 
 def check_free(host: str, port: int) -> None:
@@ -123,6 +145,23 @@ def check_free(host: str, port: int) -> None:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"port {port} of {host} is taken by another program; use --port {port + 1}") from error
         raise UserError(f"nothing can listen at {host}:{port}: {error.strerror or error}") from error
+
+
+def _check_flags(flags: Sequence[str]) -> None:
+    """A UserError for flags of vLLM by which a plan, a model or an address would be set behind our back."""
+    for word in flags:
+        given, _, value = word.partition("=")
+        name, _, key = given.replace("_", "-").partition(".")
+        if name == "--config" and not key:
+            raise UserError(
+                "--config: serve checks the model, the plan and the address before vLLM starts, and does not read this file; "
+                "give its flags on the command line"
+            )
+        if name == "--hf-overrides" and key:
+            key = given.partition(".")[2]
+            instead = {PLAN_KEY: "--plan PLAN", POSITIONS_KEY: "--positions WHICH"}
+            example = instead.get(key) or f"--hf-overrides '{json.dumps({key: value or '...'})}'"
+            raise UserError(f"{given} is not read by serve; write {example}")
 
 
 def _overrides(flags: Sequence[str]) -> dict[str, Any]:
@@ -187,10 +226,14 @@ def _small_flags(given: Sequence[str]) -> list[str]:
 
 
 def _environment(model: str, is_embedded: bool) -> dict[str, str]:
-    """The environment of the server: no usage reports, and no network for a model that is a folder."""
+    """The environment of the server: no usage reports, no network for a model that is a folder, and our plug-in is loaded."""
     defaults: Mapping[str, str] = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if os.path.isdir(model):
         defaults = {**defaults, "HF_HUB_OFFLINE": "1"}
     if is_embedded:
         defaults = {**defaults, "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
-    return {**defaults, **os.environ}
+    allowed = os.environ.get(PLUGINS)  # None: vLLM loads all plug-ins
+    if allowed is None:
+        return {**defaults, **os.environ}
+    names = [name for name in allowed.split(",") if name]
+    return {**defaults, **os.environ, PLUGINS: ",".join(dict.fromkeys([*names, PLUGIN]))}

@@ -14,7 +14,7 @@ def register() -> None:
 
     from vllm import ModelRegistry
 
-    from tokensieve.serving.engine_config import add_config_hooks, mend_cpu_runner
+    from tokensieve.serving.engine_config import add_config_hooks, mend_cpu_runner, refuse_other_models
 
     logger = logging.getLogger("vllm.model_executor.models.registry")
     level = logger.level
@@ -25,4 +25,5 @@ def register() -> None:
     finally:
         logger.setLevel(level)
     add_config_hooks()
+    refuse_other_models()
     mend_cpu_runner()

@@ -13,9 +13,9 @@ from fractions import Fraction
 from typing import Any
 
 from tokensieve.cutting.placement import Cut
-from tokensieve.errors import UserError, did_you_mean
+from tokensieve.errors import UserError, describe_value, did_you_mean
 from tokensieve.plan import Plan, Step
-from tokensieve.serving.families import FAMILIES, ServedFamily
+from tokensieve.serving.families import FAMILIES, ServedFamily, titles
 
 PLAN_KEY, RATE_KEY, POSITIONS_KEY = "tokensieve_plan", "image_pruning_rate", "tokensieve_positions"
 KEYS = (PLAN_KEY, RATE_KEY, POSITIONS_KEY)  # of a model's config; vLLM's --hf-overrides sets them
@@ -119,18 +119,35 @@ def plan_text(config: Mapping[str, Any]) -> str | None:
 def family_of(config: Mapping[str, Any]) -> ServedFamily:
     """The family of a model; a UserError if none that is served under a plan."""
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"architectures in the model's config is a list of names, not {describe_value(names)}")
     found = next((FAMILIES[name] for name in names if name in FAMILIES), None)
     if found is None:
-        titles = ", ".join(family.title for family in FAMILIES.values())
-        raise UserError(f"{', '.join(names) or 'this model'} cannot be cut in vLLM; plans work with {titles}")
+        raise UserError(f"{', '.join(names) or 'this model'} cannot be cut in vLLM; plans work with {titles()}")
     return found
 
 
 def grid_of(config: Mapping[str, Any]) -> tuple[int, int]:
     """The grid of a LLaVA's tower, (h, w)."""
-    vision = config["vision_config"]
-    side = int(vision["image_size"]) // int(vision["patch_size"])
+    side = _vision_number(config, "image_size") // _vision_number(config, "patch_size")
     return side, side
+
+
+def _section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A part of a config; empty where there is none."""
+    found = config.get(key)
+    if found is not None and not isinstance(found, Mapping):
+        raise UserError(f"{key} in the model's config is an object of keys and values, not {describe_value(found)}")
+    return found or {}
+
+
+def _vision_number(config: Mapping[str, Any], key: str) -> int:
+    """A number of the tower's config."""
+    value = _section(config, "vision_config").get(key)
+    if type(value) is not int or value < 1:
+        given = "missing" if value is None else describe_value(value)
+        raise UserError(f"{key} in the vision_config of the model's config is {given}; it has to be a whole number above 0")
+    return value
 
 
 def _cut_of(plan: Plan, config: Mapping[str, Any], family: ServedFamily) -> tuple[Cut, int]:
@@ -187,15 +204,15 @@ def _check_method(step: Step) -> None:
 
 def tower_depth(config: Mapping[str, Any]) -> int:
     """The number of blocks of a LLaVA's tower that run: up to the layer whose tokens it takes."""
-    layer, vision = config.get("vision_feature_layer", -2), config.get("vision_config", {})
+    layer = config.get("vision_feature_layer", -2)
     if not isinstance(layer, int):
         raise UserError(f"this LLaVA joins the tokens of several layers ({layer}), which would have to be cut alike")
-    return layer if layer >= 0 else int(vision["num_hidden_layers"]) + 1 + layer
+    return layer if layer >= 0 else _vision_number(config, "num_hidden_layers") + 1 + layer
 
 
 def _check_tower(step: Step, config: Mapping[str, Any]) -> None:
     """A UserError if the tower of a LLaVA cannot be cut at its output, or does not show what the method needs."""
-    kind = config.get("vision_config", {}).get("model_type")
+    kind = _section(config, "vision_config").get("model_type")
     if kind not in VISION_MODELS:
         raise UserError(f"{step}: its vision tower is a {kind}; LLaVA can be cut with the towers {', '.join(VISION_MODELS)}")
     strategy = config.get("vision_feature_select_strategy") or "default"
@@ -214,8 +231,7 @@ def _check_positions(config: Mapping[str, Any], family: ServedFamily) -> None:
     """A UserError if positions cannot be those of the uncut prompt."""
     if family.has_grid_positions:
         return
-    rope = (config.get("text_config") or {}).get("rope_parameters") or {}
-    kind = rope.get("rope_type", "default")
+    kind = _section(_section(config, "text_config"), "rope_parameters").get("rope_type", "default")
     if kind != "default":
         raise UserError(
             f"the language model scales its positions (rope_type {kind}), which vLLM cannot combine with the positions of the "

@@ -49,8 +49,15 @@ class TiledModel(CutModel):
     """The features of an image are one sequence without a grid."""
 
     def _process_image_input(self, image_input: Any) -> Any:
-        features = list(super()._process_image_input(image_input))  # type: ignore[misc]
-        return self.cut_features(features, features[0].shape[1], lambda grid: None)
+        features: list[Tensor] = []
+        for start, stop in self.batches():
+            part = {
+                "type": "pixel_values",
+                "pixel_values": image_input["pixel_values"][start:stop],
+                "image_sizes": image_input["image_sizes"][start:stop],
+            }
+            features += super()._process_image_input(part)  # type: ignore[misc]
+        return self.cut_features(features, features[0].shape[1])
 
     def places_of_line_ends(self, n: int, line_ends: int) -> Tensor:
         vision = self.config.vision_config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,10 +53,24 @@ class CutModel:
         self._images = [] if rows is None else torch.as_tensor(rows).reshape(-1, N_NUMBERS).tolist()
         return super().embed_multimodal(**kwargs)  # type: ignore[misc]
 
-    def cut_features(self, features: Sequence[Tensor], width: int, grid_of: Callable[[Grid], Grid | None]) -> list[Tensor]:
+    def batches(self) -> Iterator[tuple[int, int]]:
+        """The images that are being encoded, as many at a time as the encoder's budget of tokens before the cut allows.
+
+        (start, stop) for each batch; one image at least.
+        """
+        start, total = 0, 0
+        for number, (h, w, *_) in enumerate(self._images):
+            if number > start and total + h * w > self.encoder_budget:
+                yield start, number
+                start, total = number, 0
+            total += h * w
+        if self._images:
+            yield start, len(self._images)
+
+    def cut_features(self, features: Sequence[Tensor], width: int) -> list[Tensor]:
         """The features (n, E) of each image, cut at @llm.0: (k, E), with the columns of their offsets.
 
-        width: of the features of tokens; what stands behind them (DeepStack) is taken along. grid_of: what the method is told.
+        width: of the features of tokens; what stands behind them (DeepStack) is taken along.
         """
         out: list[Tensor] = [features[0]] * len(features)
         groups: dict[tuple[Grid, int], list[int]] = {}
@@ -68,7 +82,8 @@ class CutModel:
             can_go = torch.ones(stacked.shape[1], dtype=torch.bool, device=stacked.device).index_fill(0, stays, False)
             places, free = can_go.nonzero()[:, 0], stacked[:, can_go]  # (N,), (B, N, E)
             hashes = [read_hash(self._images[number]) for number in numbers]
-            chosen = self.cutter.choose(free[..., :width], hashes, grid=grid_of(grid))
+            seen = grid if self.plan.has_grid_positions else None  # as in transformers: joined tiles have no grid
+            chosen = self.cutter.choose(free[..., :width], hashes, grid=seen)
             index = chosen.index[..., None].expand(-1, -1, stacked.shape[2] - width)
             made = torch.cat([chosen.apply(free[..., :width]), free[..., width:].gather(1, index)], dim=-1)
             at, order = torch.cat([places[chosen.index], stays.expand(len(numbers), -1)], dim=1).sort(1)  # (B, K)

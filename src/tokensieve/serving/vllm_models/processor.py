@@ -1,7 +1,7 @@
 """The processors of vLLM's models under a plan: prompts get as many image tokens as stay.
 
-Each image goes to the model with five numbers: its grid (h, w) of tokens before the cut, a hash of its pixels in two parts, and
-how many of the tokens are line ends, which stay.
+Each image goes to the model with five numbers: its grid (h, w) of tokens before the cut, a hash of its pixels and grid in two
+parts, and how many of the tokens are line ends, which stay.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _PARTS = ("mm_hashes", "mm_kwargs", "mm_placeholders")  # of what a processor ma
 def image_row(pixels: Tensor, grid: tuple[int, int], line_ends: int = 0) -> Tensor:
     """What the model is told about an image, (5,)."""
     data = pixels.detach().cpu().contiguous().view(torch.uint8).numpy().data
-    digest = int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
-    mask = (1 << HALF) - 1
+    made = hashlib.blake2b(data, digest_size=8)
+    made.update(repr((*grid, line_ends)).encode())  # the same pixels may be an image of 4 x 6 tokens and one of 6 x 4
+    digest, mask = int.from_bytes(made.digest(), "big"), (1 << HALF) - 1
     return torch.tensor([*grid, digest >> 33 & mask, digest & mask, line_ends])
 
 
@@ -49,6 +50,14 @@ def plan_for(config: Any) -> ServedPlan:
     if plan is None:
         raise RuntimeError("the model has no plan")
     return plan
+
+
+def kept(plan: ServedPlan, n: int) -> int:
+    """The number of tokens that an image of n tokens keeps; a ValueError, which vLLM reports, if that is none."""
+    try:
+        return plan.kept(n)
+    except UserError as error:
+        raise ValueError(f"tokensieve: {error}") from None
 
 
 class PlanInfo:
@@ -124,10 +133,7 @@ class PlanProcessor:
             h, w, *_, line_ends = out_mm_kwargs["image"][item][FIELD].data.tolist()
             if len(ids) != h * w:
                 raise RuntimeError(f"{len(ids)} placeholders for an image of {h} x {w} tokens")
-            try:
-                return list(ids[: plan.kept(h * w - line_ends) + line_ends])
-            except UserError as error:
-                raise ValueError(f"tokensieve: {error}") from None
+            return list(ids[: kept(plan, h * w - line_ends) + line_ends])
 
         return dataclasses.replace(update, replacement=replacement)
 
@@ -146,7 +152,10 @@ class PlanProcessor:
             self._is_measuring = False
 
     def _check_positions(self, made: Any) -> None:
-        """A ValueError, with which vLLM answers the request, if positions of the uncut prompt cannot be given to its tokens."""
+        """A ValueError, with which vLLM answers the request, if positions of the uncut prompt cannot be given to its tokens.
+
+        Of the prompt alone: tokens that are generated may go beyond max_position_embeddings.
+        """
         largest = self.info.get_hf_config().get_text_config().max_position_embeddings
         needed = length = len(made["prompt_token_ids"])
         for name, item, place in zip(*(made[of].get("image", []) for of in _PARTS), strict=True):

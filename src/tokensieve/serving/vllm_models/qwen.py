@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from vllm.model_executor.models import qwen2_5_vl, qwen2_vl, qwen3_vl
 
 from tokensieve.serving.vllm_models.model import CutModel, Grid, under_plan
-from tokensieve.serving.vllm_models.processor import PlanInfo, PlanProcessor
+from tokensieve.serving.vllm_models.processor import PlanInfo, PlanProcessor, kept
 
 
 class QwenInfo(PlanInfo):
-    """What vLLM asks about images. The encoder's budget counts the tokens before the cut."""
+    """What vLLM asks about images."""
 
     def get_mm_max_tokens_per_item(self: Any, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int] | None:
-        return {"image": self.get_max_image_tokens()}
+        """vLLM counts the tokens of an image in the prompt, as its dummy images do: behind the cut."""
+        return {"image": kept(self.plan, self.get_max_image_tokens())}
 
 
 class QwenProcessor(PlanProcessor):
@@ -37,35 +38,22 @@ class QwenModel(CutModel):
     """Images of any size, as flat patches one after another."""
 
     def _process_image_input(self, image_input: Any) -> Any:
-        features: list[Tensor] = []
-        for part in self._in_parts(image_input):
+        grids, pixels, features = image_input["image_grid_thw"], image_input["pixel_values"], []
+        ends = list(itertools.accumulate(grids.prod(-1).tolist(), initial=0))
+        for start, stop in self.batches():
+            part = {
+                "type": "pixel_values",
+                "pixel_values": pixels[ends[start] : ends[stop]],
+                "image_grid_thw": grids[start:stop],
+            }
             features += super()._process_image_input(part)  # type: ignore[misc]
         width = self.config.vision_config.out_hidden_size if self._has_out_size else features[0].shape[1]
-        return self.cut_features(features, width, lambda grid: None)
+        return self.cut_features(features, width)
 
     @property
     def _has_out_size(self) -> bool:
         """Whether features are wider than tokens: Qwen3-VL's have those of DeepStack behind them."""
         return hasattr(self.config.vision_config, "deepstack_visual_indexes")
-
-    def _in_parts(self, image_input: Any) -> Iterator[dict[str, Any]]:
-        """The images, as many at a time as the encoder's budget of tokens before the cut allows."""
-        grids, pixels = image_input["image_grid_thw"], image_input["pixel_values"]
-        patches = grids.prod(-1).tolist()
-        limit = self.encoder_budget * self.config.vision_config.spatial_merge_size**2
-        parts, total = [0], 0
-        for number, count in enumerate(patches):
-            if total and total + count > limit:
-                parts.append(number)
-                total = 0
-            total += count
-        ends = list(itertools.accumulate(patches, initial=0))
-        for start, stop in itertools.pairwise([*parts, len(patches)]):
-            yield {
-                "type": "pixel_values",
-                "pixel_values": pixels[ends[start] : ends[stop]],
-                "image_grid_thw": grids[start:stop],
-            }
 
     def _postprocess_image_embeds_evs(self, features: Any, image_input: Any) -> Any:
         """vLLM's own columns for positions; `cut_features` has added ours."""
