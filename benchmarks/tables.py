@@ -21,7 +21,7 @@ import scale
 from tokensieve.embedded import llava_path
 from tokensieve.errors import UserError
 from tokensieve.evaluation.results import plain_name
-from tokensieve.exporting.limits import no_file_reason, no_graph_reason, no_onnx_reason
+from tokensieve.exporting.limits import OUTSIDE, no_file_reason, no_graph_reason, no_onnx_reason
 from tokensieve.leaderboard import markdown
 from tokensieve.leaderboard.rows import read_folder
 from tokensieve.methods.registry import list_methods
@@ -796,12 +796,14 @@ def export_matrix() -> str:
         cells = [found["family"]]
         for engine, reason in (("compile", no_graph_reason), ("export", no_file_reason), ("onnx", no_onnx_reason)):
             done = [row for row in found["rows"] if row["engine"] == engine]
-            able = {method.name for method in list_methods() if not reason(method)}
+            on_tokens = [method for method in list_methods() if not method.on_image and method.name != "none"]
+            able = {each.name for each in on_tokens if not reason(each) and not OUTSIDE.keys() & set(each.needs)}
             tried = {name for row in done for name in row["methods"]} & able
             good = [row for row in done if not row["error"]]
             works = {name for row in good for name in row["methods"]}
             missing = "".join(f", not `{name}`" for name in sorted(tried - works))
-            cells.append(f"{len(works)} of {len(tried)}{missing}" if tried else "not tried")
+            untried = f" ({len(able - tried)} not tried)" if able - tried else ""
+            cells.append(f"{len(works)} of {len(able)}{missing}{untried}" if tried else "not tried")
             cells.append(f"{max(row['difference'] for row in good):.0e}" if good else "")
         rows.append(cells)
     heads = [[engine, "largest difference"] for engine in ("torch.compile", "torch.export", "ONNX Runtime")]

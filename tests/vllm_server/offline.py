@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+")
     args = parser.parse_args()
     data = json.loads((args.folder / "families.json").read_text())
-    hashes: dict[str, dict[str, list[str]]] = {}
+    hashes: dict[str, dict[str, set[str]]] = {}
     for case in data["tokens"]:
         name, _, plan = case.partition(" ")
         if args.only and name not in args.only:
@@ -42,7 +42,7 @@ def main() -> None:
         say(len(different) == total, f"{name}: {total} images under {len(of_plans)} plans have {len(different)} cache keys")
 
 
-def check_family(model: Path, data: dict[str, Any], case: str, plan: str) -> list[str]:
+def check_family(model: Path, data: dict[str, Any], case: str, plan: str) -> set[str]:
     """The tokens of a tiny model equal those of transformers. Returns the keys of the images in vLLM's caches.
 
     plan: with the word compact behind it where the tokens that stay are numbered anew.
@@ -92,12 +92,12 @@ def is_near_tie(reply: Any, expected: list[int]) -> bool:
     return float(margin) < MARGIN
 
 
-def image_keys(llm: Any, prompts: list[Any]) -> list[str]:
-    """The keys of images in vLLM's caches."""
-    keys: list[str] = []
+def image_keys(llm: Any, prompts: list[Any]) -> set[str]:
+    """The keys of images in vLLM's caches. An image of several prompts has one."""
+    keys: set[str] = set()
     for prompt in prompts:
         made = llm.llm_engine.renderer.render_cmpl([prompt])[0]
-        keys += made["mm_hashes"]["image"]
+        keys.update(made["mm_hashes"]["image"])
     return keys
 
 

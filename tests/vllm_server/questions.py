@@ -115,9 +115,11 @@ def answer_compactly(model: Any, inputs: Any, plan: str, count: int = 8) -> list
     import torch
 
     from tokensieve.core import View
+    from tokensieve.cutting.placement import Cut
     from tokensieve.plan import Plan
 
     (step,), ids = Plan.parse(plan).steps, inputs["input_ids"][0]
+    cut = Cut(step, 0, "llm", 0, step.resolved_budget())
     with torch.inference_mode():
         sizes = {name: inputs[name] for name in ("image_grid_thw",) if name in inputs}
         features = model.model.get_image_features(inputs["pixel_values"], **sizes, return_dict=True).pooler_output
@@ -126,7 +128,7 @@ def answer_compactly(model: Any, inputs: Any, plan: str, count: int = 8) -> list
         first = 0
         for feature in features:
             view = View(feature[None], feature[None, :0], None)
-            chosen = step.method.decide(view, step.resolved_budget().count(len(feature)), **step.arguments())
+            chosen = step.method.decide(view, cut.count(len(feature)), **step.arguments())
             left[at[first + chosen.index[0]]] = True
             first += len(feature)
         x, found = embeds[left][None], []
