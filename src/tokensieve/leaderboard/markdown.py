@@ -87,7 +87,9 @@ def summary(rows: Sequence[Row]) -> str:
 def overview(rows: Sequence[Row], budget: float) -> str:
     """A line for each method: what it loses on each board at a budget, where its authors put it, else at the common place."""
     found = curves.boards(rows)
-    head = ["method", *(part[0]["task"] for part in found.values())]
+    tasks = [part[0]["task"] for part in found.values()]
+    samples = [f", {part[0]['samples']}" if tasks.count(part[0]["task"]) > 1 else "" for part in found.values()]
+    head = ["method", *(task + number for task, number in zip(tasks, samples, strict=True))]
     lines = []
     for method in sorted({row["method"] for row in rows}):
         cells, lost = [], []
