@@ -47,7 +47,7 @@ def mctf(view: View, keep: int) -> Reduction:
     r, first = view.n - max(keep, min_keep(view.n)), view.attention.prefix % 2
     received, sizes = view.attention.received().clamp_min(TINY), view.sizes_or_ones()
     score = _scores(view.tokens.float(), received, sizes)
-    position = torch.arange(view.n, device=score.device).expand(len(score), -1)
+    position = torch.arange(view.n, device=score.device).expand(score.shape[0], -1)
     in_a = position % 2 == first
     one = _parents(score, in_a, ~in_a, r // 2)
     two = _parents(score, ~in_a, in_a & (one == position), r - r // 2)
@@ -70,5 +70,5 @@ def _parents(score: Tensor, sends: Tensor, receives: Tensor, r: int) -> Tensor:
     """The token that each token joins, (B, N): of the r best edges from senders to receivers (B, N) their ends, else itself."""
     best, partner = score.masked_fill(~receives[:, None], -1.0).max(-1)  # (B, N)
     sent = best.masked_fill(~sends, -2.0).argsort(dim=1, descending=True, stable=True)[:, :r]
-    position = torch.arange(score.shape[1], device=score.device).expand(len(score), -1)
+    position = torch.arange(score.shape[1], device=score.device).expand(score.shape[0], -1)
     return position.scatter(1, sent, partner.gather(1, sent))
