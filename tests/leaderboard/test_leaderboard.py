@@ -147,7 +147,8 @@ def test_rows_of_other_numbers_of_samples_are_another_board() -> None:
     assert len(curves.boards(rows)) == 2
     text = markdown.tables(rows)
     assert ", 7 samples," in text and text.count("###") == 2
-    assert markdown.overview(rows, 0.5).splitlines()[0] == "| method | classification, 100 | classification, 7 |"
+    overview = markdown.overview(rows, 0.5).splitlines()
+    assert overview[0] == "| method | classification |" and overview[2].startswith("| `tome` |") and len(overview) == 3
 
 
 def test_methods_with_the_same_reason_share_a_line() -> None:

@@ -85,16 +85,18 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def overview(rows: Sequence[Row], budget: float) -> str:
-    """A line for each method: what it loses on each board at a budget, where its authors put it, else at the common place."""
-    found = curves.boards(rows)
-    tasks = [part[0]["task"] for part in found.values()]
-    samples = [f", {part[0]['samples']}" if tasks.count(part[0]["task"]) > 1 else "" for part in found.values()]
-    head = ["method", *(task + number for task, number in zip(tasks, samples, strict=True))]
+    """A line for each method: what it loses in each task at a budget, where its authors put it, else at the common place."""
+    found: dict[tuple[str, str, str], list[Row]] = {}  # of each task the board with most samples
+    for part in curves.boards([row for row in rows if row["budget"] == budget]).values():
+        about = (part[0]["task"], part[0]["dataset"], part[0]["model"])
+        if about not in found or found[about][0]["samples"] < part[0]["samples"]:
+            found[about] = part
+    head = ["method", *(task for task, _, _ in found)]
     lines = []
     for method in sorted({row["method"] for row in rows}):
         cells, lost = [], []
         for part in found.values():
-            own = [row for row in part if row["method"] == method and row["budget"] == budget]
+            own = [row for row in part if row["method"] == method]
             places = list(dict.fromkeys(row["placement"] for row in own))
             if not own:
                 cells.append("")
