@@ -226,7 +226,7 @@ def test_data_parallel_is_refused(make: Any) -> None:
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
     """DistributedDataParallel, FullyShardedDataParallel and fully_shard against one process with both halves of the batch."""
-    done = two_processes(["-m", "tests.support.wrapped_worker", str(tmp_path)], Path.cwd())
+    done = two_processes(["-m", "tests.support.wrapped_worker", str(tmp_path)], tmp_path)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         differences = json.loads((tmp_path / f"{rank}.json").read_text())
